@@ -1,0 +1,1 @@
+"""Harness: the control plane and its two drivers, simulation and live gateway."""

@@ -1,0 +1,1 @@
+"""Results: the run directory, metric definitions, statistics, published figures, reports."""

@@ -1,0 +1,1 @@
+"""Schedulers: pure policies, one file each. Events in, commands out; no clock, no sockets."""

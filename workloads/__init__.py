@@ -1,0 +1,1 @@
+"""Workloads: sessions, turns and tool calls; trace formats; generators; agent drivers."""
