@@ -1,1 +1,1 @@
-"""See DESIGN."""
+"""Control plane: session records, waiting turns, capacity, cache evidence; sans-IO."""

@@ -1,0 +1,254 @@
+"""The control plane: asks the policy about each event, checks and carries out its commands.
+
+Sans-IO: a driver (simulation or gateway) feeds events with the time in them and carries out the
+operations that come back. The same events give the same operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from agentsched import AgentschedError, SchedulerError
+from harness.control.ledger import Ledger, ReplicaConfig
+from harness.control.operations import Cancel, Dispatch, Operation, Refuse
+from harness.control.records import Attempt, ReplicaState, SessionState
+from results.records import DecisionRecord
+from schedulers import events as ev
+from schedulers.base import Scheduler
+from schedulers.commands import (
+    Abort,
+    Command,
+    Hold,
+    Pause,
+    Reject,
+    Resume,
+    Route,
+    Solve,
+    WakeAt,
+)
+from schedulers.types import Turn
+
+ANNOTATIONS = frozenset({"priority", "retention_s"})
+"""Request fields a policy may set."""
+
+COMMANDS_PER_EVENT = 1_000_000
+"""A policy that yields more than this for one event is taken to be in an endless loop."""
+
+
+class ContractError(Exception):
+    """A command that cannot be carried out; becomes a SchedulerError with its context."""
+
+
+class ControlPlane:
+    """One scheduler in charge of some replicas.
+
+    Args:
+        scheduler: the policy.
+        replicas: in configured order; ids must be unique.
+        progress: output tokens an attempt has streamed by a time, asked of the driver.
+        log: receives every carried-out command; None to keep no log.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        replicas: Sequence[ReplicaConfig],
+        progress: Callable[[int, int], int],
+        log: Callable[[DecisionRecord], None] | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.ledger = Ledger(replicas, progress)
+        self._log = log
+        self._attempt_count = 0
+        self._operations: list[Operation] = []
+        self._event_name = ""
+
+    def handle(self, event: ev.Event) -> list[Operation]:
+        """Take in one event; the operations are to be carried out in order, at once.
+
+        Raises:
+            SchedulerError: the policy raised or broke the contract.
+        """
+        self._event_name = type(event).__name__
+        self._operations = []
+        self.ledger.record(event)
+        try:
+            for count, command in enumerate(self.scheduler.on_event(event, self.ledger)):
+                if count >= COMMANDS_PER_EVENT:
+                    raise ContractError(f"gave more than {COMMANDS_PER_EVENT:,} commands")
+                self._carry_out(command)
+            if self.ledger.undecided:
+                turn_id = next(iter(self.ledger.undecided))
+                raise ContractError(f"turn {turn_id} was neither routed, held nor rejected")
+        except ContractError as error:
+            raise self._scheduler_error(event, str(error)) from None
+        except AgentschedError:
+            raise
+        except Exception as error:  # a policy may raise anything; its cell alone must fail
+            raise self._scheduler_error(event, f"raised {type(error).__name__}: {error}") from error
+        if isinstance(event, ev.SessionClosed):
+            self.ledger.forget_session(event.session)
+        return self._operations
+
+    # Carrying out commands.
+
+    def _carry_out(self, command: Command) -> None:
+        executor = _EXECUTORS.get(type(command))
+        if executor is None:
+            raise ContractError(f"{command!r} is not a command")
+        executor(self, command)
+
+    def _do_route(self, command: Route) -> None:
+        turn = self._waiting_turn(command.turn_id)
+        decode = self._usable(command.decode)
+        prefill = self._usable(command.prefill) if command.prefill is not None else None
+        session = self.ledger.session_states[turn.session]
+        self.ledger.set_home(session, decode)
+        self._dispatch(session, turn, decode, prefill, command.annotations)
+        self._note("route", turn.session, turn.id, decode.id, command.why)
+
+    def _do_hold(self, command: Hold) -> None:
+        turn = self._waiting_turn(command.turn_id)
+        self.ledger.undecided.pop(turn.id, None)
+        session = self.ledger.session_states[turn.session]
+        if session.home is None and session.lifecycle == "active":
+            session.lifecycle, session.paused_at = "paused", self.ledger.now
+        self._note("hold", turn.session, turn.id, None, command.why)
+
+    def _do_pause(self, command: Pause) -> None:
+        session = self._session(command.session)
+        if session.lifecycle == "paused":
+            raise ContractError(f"session {session.id} is paused already")
+        home = session.home
+        self.ledger.pause(session)
+        self._note("pause", session.id, None, home, command.why)
+
+    def _do_resume(self, command: Resume) -> None:
+        session = self._session(command.session)
+        if session.lifecycle == "active" and not session.waiting_turns:
+            raise ContractError(f"session {session.id} is active and waits for nothing")
+        replica = self._usable(command.replica)
+        self.ledger.set_home(session, replica)
+        for turn in session.waiting:
+            self._dispatch(session, turn, replica, None, command.annotations)
+        self._note("resume", session.id, None, replica.id, command.why)
+
+    def _do_reject(self, command: Reject) -> None:
+        turn = self._waiting_turn(command.turn_id)
+        session = self.ledger.session_states[turn.session]
+        self.ledger.remove_waiting(session, turn.id)
+        if session.phase == "acting":
+            session.idle_since = self.ledger.now
+        self._operations.append(Refuse(turn, command.reason, command.retry_after_s))
+        self._note("reject", turn.session, turn.id, None, command.reason)
+
+    def _do_abort(self, command: Abort) -> None:
+        attempt = self.ledger.attempts.get(command.attempt)
+        if attempt is None or attempt.first_token_seen:
+            raise ContractError(f"attempt {command.attempt} cannot be aborted any more")
+        self._operations.append(Cancel(command.attempt, command.why))
+        self._note("abort", attempt.turn.session, attempt.turn.id, attempt.serving, command.why)
+
+    def _do_wake(self, command: WakeAt) -> None:
+        if command.time < self.ledger.now:
+            raise ContractError(f"asks to be woken at {command.time} ns, in the past")
+        self._operations.append(command)
+
+    def _do_solve(self, command: Solve) -> None:
+        self._operations.append(command)
+
+    def _dispatch(
+        self,
+        session: SessionState,
+        turn: Turn,
+        decode: ReplicaState,
+        prefill: ReplicaState | None,
+        annotations: Mapping[str, int | float | str],
+    ) -> None:
+        if unknown := set(annotations) - ANNOTATIONS:
+            raise ContractError(f"annotation {sorted(unknown)[0]!r} is not one a policy may set")
+        self.ledger.remove_waiting(session, turn.id)
+        first = prefill or decode
+        uncached = turn.prompt.tokens - self.ledger.prefixes.match(turn.prompt, first.id)
+        self._attempt_count += 1
+        number = self._attempt_count
+        self.ledger.attempts[number] = Attempt(
+            number,
+            turn,
+            decode.id,
+            prefill.id if prefill else None,
+            self.ledger.now,
+            uncached,
+            first.id,
+        )
+        session.attempts[number] = None
+        session.last_replica = decode.id
+        first.in_flight += 1
+        first.queued_prefill_tokens += uncached
+        self.ledger.prefixes.insert(turn.session, turn.prompt, first.id)
+        self._operations.append(
+            Dispatch(number, turn, decode.id, prefill.id if prefill else None, annotations)
+        )
+
+    # Checks.
+
+    def _session(self, session_id: str) -> SessionState:
+        session = self.ledger.session_states.get(session_id)
+        if session is None:
+            raise ContractError(f"names unknown session {session_id!r}")
+        return session
+
+    def _waiting_turn(self, turn_id: str) -> Turn:
+        turn = self.ledger.waiting_turns.get(turn_id)
+        if turn is None:
+            raise ContractError(f"turn {turn_id!r} is not waiting (served already, or unknown)")
+        return turn
+
+    def _usable(self, replica_id: str) -> ReplicaState:
+        replica = self.ledger.replica_states.get(replica_id)
+        if replica is None:
+            raise ContractError(f"names unknown replica {replica_id!r}")
+        if not replica.healthy:
+            raise ContractError(f"sends work to replica {replica_id}, which is lost")
+        return replica
+
+    def _scheduler_error(self, event: ev.Event, problem: str) -> SchedulerError:
+        return SchedulerError(self.scheduler.name, describe(event), self.ledger.now, problem)
+
+    def _note(
+        self, command: str, session: str | None, turn: str | None, replica: str | None, why: str
+    ) -> None:
+        if self._log is not None:
+            self._log(
+                DecisionRecord(
+                    self.ledger.now, self._event_name, command, session, turn, replica, why
+                )
+            )
+
+
+def describe(event: ev.Event) -> str:
+    """An event in a few words, for messages: its name and what it concerns."""
+    return " ".join([type(event).__name__, *_subjects(event)])
+
+
+def _subjects(event: ev.Event) -> Iterator[str]:
+    turn = getattr(event, "turn", None)
+    if turn is not None:
+        yield f"turn {turn.id}"
+    for name in ("session", "turn_id", "replica", "solve_id"):
+        value = getattr(event, name, None)
+        if value is not None:
+            yield f"{name.removesuffix('_id')} {value}"
+
+
+_EXECUTORS: dict[type[Command], Callable[[ControlPlane, Any], None]] = {
+    Route: ControlPlane._do_route,
+    Hold: ControlPlane._do_hold,
+    Pause: ControlPlane._do_pause,
+    Resume: ControlPlane._do_resume,
+    Reject: ControlPlane._do_reject,
+    Abort: ControlPlane._do_abort,
+    WakeAt: ControlPlane._do_wake,
+    Solve: ControlPlane._do_solve,
+}
