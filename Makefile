@@ -1,0 +1,56 @@
+# `make quickstart` runs the main comparison; `make test` checks the project.
+# Both make their own virtual environment in .venv. PYTHON=... picks another interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: quickstart test lint format clean help
+
+help:
+	@echo "make quickstart   install, run the quickstart comparison (simulated), show the report"
+	@echo "make test         install what tests need; ruff, mypy and pytest"
+	@echo "make lint         ruff and mypy only"
+	@echo "make format       let ruff rewrite the files"
+	@echo "make clean        remove the virtual environment, caches and build files (not runs/)"
+
+quickstart: $(VENV)/installed
+	$(BIN)/agentsched run quickstart -o runs/quickstart
+	$(BIN)/agentsched report runs/quickstart
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The stamps stand for a finished install; the code itself is used in place (editable).
+$(VENV)/installed: pyproject.toml agentsched.py | $(VENV)/bin/python
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml agentsched.py | $(VENV)/bin/python
+	$(PIP) install --editable ".[dev]"
+	@touch $@ $(VENV)/installed
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "agentsched needs Python 3.11 or newer; no \`$(PYTHON)\` was found." >&2; \
+	  echo "Install it, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "agentsched needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`." >&2; \
+	  echo "Name a newer one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	@echo "Making a virtual environment in $(VENV) and installing (once, a minute or two) ..."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "Could not make a virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2; exit 2; }
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,304 @@
+"""The run specification: what to run, on what, with which schedulers, how often.
+
+A specification is a YAML file (a preset is one that ships with the package); flags of the command
+line are laid over it. Every error names the file, line and field, or the flag, it came from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+)
+
+from agentsched import InputError, UsageError
+from harness.overrides import Flags, lay_over
+from harness.specfile import (
+    Document,
+    ValuePath,
+    closest,
+    dotted,
+    parse_document,
+    read_document,
+)
+
+MAX_SEEDS = 1_000
+
+Text = Annotated[str, Field(strict=True, min_length=1)]
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Seed = Annotated[int, Field(strict=True, ge=0)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+def _listed(value: Any) -> Any:
+    """Let a single value stand for a list of one."""
+    return [value] if isinstance(value, (str, int, float)) else value
+
+
+def _seed_list(value: Any) -> Any:
+    """A count K stands for the seeds 0 to K-1."""
+    if type(value) is not int:
+        return value
+    if not 1 <= value <= MAX_SEEDS:
+        raise ValueError(f"{value} seeds; give a count from 1 to {MAX_SEEDS:,}, or a list")
+    return list(range(value))
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WorkloadSpec(_Model):
+    """One workload, and the loads to run it under."""
+
+    name: Text
+    """A shipped workload, or the path of a trace (relative to the specification's folder)."""
+    sessions: Count | None = None
+    """How many sessions to generate or take; None: as many as the workload has."""
+    workers: Annotated[tuple[Count, ...], BeforeValidator(_listed)] | None = None
+    """Sessions active at once, one cell each; None: sessions start at the trace's own times."""
+
+    published_as: Text | None = None
+    """The paper's workload that this one stands in for; its published figures are shown."""
+
+    @field_validator("workers")
+    @classmethod
+    def _distinct_workers(cls, workers: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if workers is not None and (not workers or len(set(workers)) != len(workers)):
+            raise ValueError("give at least one number of workers, each once")
+        return workers
+
+
+class RunSpec(_Model):
+    """A whole run: every workload x scheduler x workers x seed is a cell."""
+
+    name: Text = "run"
+    """Names the run folder unless -o does."""
+    description: str = ""
+    model: Text
+    """A shipped model; `agentsched list models`."""
+    topology: Text
+    """Replicas and GPUs, such as 4x2xh100; `agentsched list topologies`."""
+    engine: Literal["sim", "emulator", "vllm", "sglang"] = "sim"
+    workloads: Annotated[tuple[WorkloadSpec, ...], Field(min_length=1)]
+    schedulers: Annotated[tuple[Text, ...], BeforeValidator(_listed), Field(min_length=1)]
+    """Names; only the command line may give file.py:Class."""
+    scheduler_settings: dict[Text, dict[Text, Any]] = {}
+    """Settings by scheduler name."""
+    seeds: Annotated[tuple[Seed, ...], BeforeValidator(_seed_list), Field(min_length=1)] = (0,)
+    """A list, or a count K for the seeds 0 to K-1. All schedulers run on the same seeds."""
+    sim: dict[Text, Any] = {}
+    """Settings of the simulator."""
+    gateway_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    """Share of each replica's KV cache that this gateway may use."""
+    max_failed_share: Annotated[Number, Field(ge=0, le=1)] = 0.05
+    """A cell with a larger share of failed or rejected sessions is invalid (our choice)."""
+    paper: Literal["tao", "smetric", "conserve"] | None = None
+    """The paper whose setting this is; the report shows its figures beside ours."""
+
+    _document: Document = PrivateAttr()
+
+    @field_validator("workloads")
+    @classmethod
+    def _distinct_workloads(cls, workloads: tuple[WorkloadSpec, ...]) -> tuple[WorkloadSpec, ...]:
+        _refuse_repeats((w.name for w in workloads), "workload", "give its `workers` as a list")
+        return workloads
+
+    @field_validator("schedulers")
+    @classmethod
+    def _distinct_schedulers(cls, schedulers: tuple[str, ...]) -> tuple[str, ...]:
+        _refuse_repeats(schedulers, "scheduler", "name it once")
+        return schedulers
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        _refuse_repeats(map(str, seeds), "seed", "give each once")
+        return seeds
+
+    @property
+    def text(self) -> str:
+        """The specification as given, before flags were laid over it."""
+        return self._document.text
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file, against which trace paths are resolved."""
+        return self._document.folder
+
+    def resolved(self) -> dict[str, Any]:
+        """All fields with flags and defaults applied, as plain JSON values."""
+        found: dict[str, Any] = json.loads(self.model_dump_json())
+        return found
+
+    def error(self, path: ValuePath, message: str, remedy: str) -> UsageError:
+        return self._document.error(path, message, remedy)
+
+    @contextmanager
+    def locating(self, *path: str | int) -> Iterator[None]:
+        """Make usage errors raised inside name the place in the specification they concern."""
+        try:
+            yield
+        except InputError:
+            raise
+        except UsageError as error:
+            raise self.error(path, error.message, error.remedy) from None
+
+
+def _refuse_repeats(values: Iterable[str], what: str, advice: str) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"{what} `{value}` is listed twice; {advice}")
+        seen.add(value)
+
+
+def preset_names() -> list[str]:
+    """Presets by name: their paths under the presets folder, without `.yaml`."""
+    root = Path(str(_preset_root()))
+    return sorted(
+        path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")
+    )
+
+
+def load_spec(preset_or_path: str | Path | None, flags: Flags | None = None) -> RunSpec:
+    """The specification in a file or preset, with flags laid over it.
+
+    Args:
+        preset_or_path: a preset's name or a YAML file; None: everything comes from flags.
+
+    Raises:
+        SpecError: the file is wrong: names file, line and field.
+        UsageError: no such preset or file, or a flag is wrong: names the flag.
+    """
+    document = _document(preset_or_path)
+    _refuse_code(document)
+    return build_spec(lay_over(document, flags) if flags is not None else document)
+
+
+def build_spec(document: Document) -> RunSpec:
+    """Check a document's fields.
+
+    Raises:
+        UsageError: a field is missing, unknown, or has a value it cannot have.
+    """
+    try:
+        spec = RunSpec.model_validate(document.data)
+    except ValidationError as error:
+        raise _explained(document, error) from None
+    spec._document = document
+    if spec.engine != "sim":
+        raise document.error(
+            ("engine",),
+            f"this version does not run the engine `{spec.engine}`",
+            "use `sim`, the simulated cluster",
+        )
+    return spec
+
+
+def _document(preset_or_path: str | Path | None) -> Document:
+    if preset_or_path is None:
+        return Document("command line", {}, {})
+    given = str(preset_or_path)
+    if given in preset_names():
+        resource = _preset_root() / f"{given}.yaml"
+        return parse_document(resource.read_text(encoding="utf-8"), f"preset {given}")
+    path = Path(given)
+    if path.suffix in {".yaml", ".yml"} or path.exists():
+        return read_document(path)
+    guess = closest(given, preset_names())
+    hint = f"did you mean `{guess}`? " if guess else ""
+    raise UsageError(
+        f"no preset and no file named `{given}`",
+        f"{hint}`agentsched list presets` shows the presets; a file ends in .yaml",
+    )
+
+
+def _preset_root() -> Any:
+    return files("harness") / "data" / "presets"
+
+
+def _refuse_code(document: Document) -> None:
+    named = document.data.get("schedulers")
+    for index, name in enumerate(named if isinstance(named, list) else [named]):
+        if isinstance(name, str) and (".py" in name or ":" in name):
+            raise document.error(
+                ("schedulers", index),
+                f"`{name}` names code to run, which a specification cannot",
+                f"give it on the command line: --scheduler {name}",
+            )
+
+
+def _explained(document: Document, error: ValidationError) -> UsageError:
+    """The first problem pydantic found, in our words and with its place."""
+    problem = error.errors(include_url=False)[0]
+    path = tuple(part for part in problem["loc"] if part != "[key]")
+    kind = problem["type"]
+    field = str(path[-1]) if path else "?"
+    if kind == "missing":
+        where = f" of {dotted(path[:-1])}" if path[:-1] else ""
+        return document.error(
+            path[:-1],
+            f"the field `{field}`{where} is missing",
+            f"add `{field}: ...`" if document.text else f"give it as {_flag_for(field)}",
+        )
+    if kind == "extra_forbidden":
+        known = _fields_at(path[:-1])
+        guess = closest(field, known)
+        hint = f"did you mean `{guess}`? " if guess else ""
+        return document.error(
+            path, f"unknown field `{field}`", f"{hint}known fields: {', '.join(known)}"
+        )
+    if kind == "value_error":
+        return document.error(path, problem["msg"].removeprefix("Value error, "), CORRECT)
+    given = json.dumps(problem["input"], default=str)
+    shown = given if len(given) <= 60 else given[:57] + "..."
+    named = next((part for part in reversed(path) if isinstance(part, str)), "?")
+    wanted = _WANTED.get(kind, problem["msg"][0].lower() + problem["msg"][1:])
+    wanted = wanted.format(**{k: _plain(v) for k, v in problem.get("ctx", {}).items()})
+    return document.error(path, f"`{named}` cannot be {shown}: it must be {wanted}", CORRECT)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.12g}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("'", "`")
+
+
+CORRECT = "correct the value"
+_WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "string_too_short": "given",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of names to values",
+    "model_type": "a mapping of fields to values",
+    "too_short": "a list of at least {min_length}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+    "literal_error": "{expected}",
+}
+
+
+def _fields_at(path: ValuePath) -> list[str]:
+    model = WorkloadSpec if path[:1] == ("workloads",) else RunSpec
+    return list(model.model_fields)
+
+
+def _flag_for(field: str) -> str:
+    flags = {"workloads": "--workload", "schedulers": "--scheduler"}
+    return flags.get(field, f"--{field}")
