@@ -1,0 +1,431 @@
+"""The simulation driver: agents, engines and the control plane on one virtual clock."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+from agentsched import SchedulerError, SimulationError
+from harness.control.operations import Cancel, Dispatch, Operation, Refuse
+from harness.control.plane import ControlPlane
+from harness.sim.agents import Agent, nanoseconds
+from harness.sim.clock import Clock, Priority
+from harness.sim.content import ContentIndex
+from harness.sim.engine import Engine
+from harness.sim.engine_types import EngineEvent, EngineRequest
+from harness.sim.settings import Fault, SimSettings
+from results.records import (
+    DecisionRecord,
+    ReplicaRecord,
+    SessionRecord,
+    SessionStatus,
+    TurnRecord,
+    TurnStatus,
+)
+from schedulers import events as ev
+from schedulers.commands import Solve, WakeAt
+from schedulers.types import Usage
+from workloads.model import Session
+
+
+class Recorder(Protocol):
+    """Where records go (results.store.CellWriter)."""
+
+    def turn(self, record: TurnRecord) -> None: ...
+    def session(self, record: SessionRecord) -> None: ...
+    def replica(self, record: ReplicaRecord) -> None: ...
+    def decision(self, record: DecisionRecord) -> None: ...
+
+
+class SimDriver:
+    """Plays sessions against simulated engines under one control plane.
+
+    Args:
+        sessions: those without a parent are taken up in this order.
+        workers: sessions active at once (closed loop); None starts each at its `arrival_s`.
+        engines: one per replica of the plane, by replica id.
+        progress: called after each ended session with (sessions ended, turns ended).
+    """
+
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        *,
+        workers: int | None,
+        plane: ControlPlane,
+        engines: dict[str, Engine],
+        contents: ContentIndex,
+        context_limit: int,
+        settings: SimSettings,
+        recorder: Recorder,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.settings = settings
+        self.planner_wall_s: list[float] = []
+        self._plane = plane
+        self._engines = engines
+        self._contents = contents
+        self._context_limit = context_limit
+        self._recorder = recorder
+        self._progress = progress
+        self._workers = workers
+        self._queue = deque(s for s in sessions if s.parent is None)
+        self._children: dict[str, list[Session]] = {}
+        for session in sessions:
+            if session.parent is not None:
+                self._children.setdefault(session.parent, []).append(session)
+        self._total = len(sessions)
+        self._ended = self._turns = 0
+        self._agents: dict[str, Agent] = {}
+        self._flights: dict[int, tuple[Agent, str]] = {}
+        self._wakes: dict[str, int | None] = dict.fromkeys(engines)
+        self._unsampled: set[str] = set()
+        self._plans = 0
+        self._stalled_since: int | None = None
+
+    def run(self) -> int:
+        """Play everything; returns the makespan in nanoseconds.
+
+        Raises:
+            SchedulerError: the policy broke its contract, or left turns waiting for ever.
+        """
+        self._start_sessions()
+        for fault in self.settings.faults:
+            self.clock.at(nanoseconds(fault.at_s), Priority.FAULT, partial(self._fault, fault))
+        self.clock.at(0, Priority.SAMPLE, self._sample)
+        while self._ended < self._total:
+            if not self.clock.step():
+                raise self._starved("for ever")
+            self._check_progress()
+        return self.clock.now
+
+    def streamed(self, attempt: int, now: int) -> int:
+        """Output tokens of a dispatch that its client has received by `now`."""
+        _, replica = self._flights[attempt]
+        return self._engines[replica].output_tokens(attempt, now)
+
+    # Agents.
+
+    def _start_sessions(self) -> None:
+        if self._workers is None:
+            for session in self._queue:
+                self._schedule_start(session, nanoseconds(session.arrival_s or 0.0))
+            self._queue.clear()
+            return
+        count = min(self._workers, len(self._queue))
+        for position in range(count):
+            delay = self.settings.start_spread_s * position / count
+            self._schedule_start(self._queue.popleft(), nanoseconds(delay))
+
+    def _schedule_start(self, session: Session, at: int) -> None:
+        self.clock.at(at, Priority.AGENT, partial(self._start, session))
+
+    def _start(self, session: Session) -> None:
+        agent = Agent(session, self.clock.now, self.settings.bytes_per_token)
+        self._agents[session.id] = agent
+        ready = self.clock.now + nanoseconds(session.setup_s)
+        if ready > self.clock.now:
+            self.clock.at(ready, Priority.AGENT, partial(self._arrive, agent))
+        else:
+            self._arrive(agent)
+
+    def _arrive(self, agent: Agent) -> None:
+        opened = agent.next_turn(self.clock.now)
+        spec = opened.spec
+        if spec.prompt_tokens + spec.output_tokens > self._context_limit:
+            total = spec.prompt_tokens + spec.output_tokens
+            error = f"turn {agent.index} needs {total} tokens, the limit is {self._context_limit}"
+            self._record_turn(agent.close_turn(self.clock.now, "context_exceeded", error=error))
+            self._end_session(agent, "context_exceeded", error)
+            return
+        self._feed(ev.TurnArrived(self.clock.now, opened.turn))
+
+    def _resend(self, agent: Agent) -> None:
+        self._feed(ev.TurnArrived(self.clock.now, agent.resend(self.clock.now).turn))
+
+    def _end_session(self, agent: Agent, status: SessionStatus, error: str | None = None) -> None:
+        session = agent.session
+        self._recorder.session(agent.record(self.clock.now, status, error))
+        del self._agents[session.id]
+        if status != "finished":
+            self._cancel_children(session, agent.index)
+        self._ended += 1
+        if self.settings.release and session.id in self._plane.ledger.sessions:
+            self._feed(ev.SessionClosed(self.clock.now, session.id, status))
+        if session.parent is None and self._queue:
+            self._start(self._queue.popleft())
+        if self._progress is not None:
+            self._progress(self._ended, self._turns)
+
+    def _cancel_children(self, session: Session, from_turn: int) -> None:
+        """Sub-agents of turns that never happened end with their parent."""
+        for child in self._children.get(session.id, ()):
+            if child.spawn_turn is not None and child.spawn_turn >= from_turn:
+                agent = Agent(child, self.clock.now, self.settings.bytes_per_token)
+                error = f"its parent {session.id} ended before starting it"
+                self._recorder.session(agent.record(self.clock.now, "failed", error))
+                self._ended += 1
+                self._cancel_children(child, 0)
+
+    def _spawn_children(self, session: Session, turn: int) -> None:
+        for child in self._children.get(session.id, ()):
+            if child.spawn_turn == turn:
+                self._schedule_start(child, self.clock.now)
+
+    # Operations of the control plane.
+
+    def _feed(self, event: ev.Event) -> None:
+        self._execute(self._plane.handle(event))
+
+    def _execute(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            match operation:
+                case Dispatch():
+                    self._dispatch(operation)
+                case WakeAt(time=at):
+                    self.clock.at(at, Priority.TIMER, self._timer)
+                case Solve():
+                    self._solve(operation)
+                case Refuse():
+                    self._refuse(operation)
+                case Cancel():
+                    self._cancel(operation)
+
+    def _dispatch(self, operation: Dispatch) -> None:
+        if operation.prefill is not None:
+            raise SimulationError(
+                "a route with a separate prefill replica was asked for",
+                "use a scheduler without prefill/decode disaggregation",
+            )
+        agent = self._agents[operation.turn.session]
+        opened = agent.open
+        assert opened is not None
+        now = self.clock.now
+        opened.attempts += 1
+        opened.dispatched = now
+        opened.held = opened.held or now > opened.arrived
+        opened.replica = operation.decode
+        segments = [(s.id, s.tokens) for s in opened.prompt.segments]
+        name, output = opened.prompt.output_segment, opened.spec.output_tokens
+        if segments and segments[-1][0] == name:
+            segments[-1] = (name, segments[-1][1] + output)
+        else:
+            segments.append((name, output))
+        priority = operation.annotations.get("priority", 0)
+        request = EngineRequest(
+            id=operation.attempt,
+            line=self._contents.intern(segments),
+            prompt_tokens=opened.spec.prompt_tokens,
+            output_tokens=output,
+            priority=int(priority),
+        )
+        self._flights[operation.attempt] = (agent, operation.decode)
+        engine = self._engines[operation.decode]
+        self._deliver(operation.decode, engine.advance(now))
+        engine.submit(request, now)
+        self._reschedule(operation.decode)
+
+    def _timer(self) -> None:
+        self._feed(ev.Timer(self.clock.now))
+
+    def _solve(self, command: Solve) -> None:
+        began = time.process_time()
+        plan = command.solver(command.snapshot)
+        self.planner_wall_s.append(time.process_time() - began)
+        ready = self.clock.now + round(self.settings.planner_latency_ms * 1e6)
+        self._plans += 1
+        self.clock.at(ready, Priority.PLAN, partial(self._plan_ready, command.solve_id, plan))
+
+    def _plan_ready(self, solve_id: int, plan: object) -> None:
+        self._plans -= 1
+        self._feed(ev.PlanReady(self.clock.now, solve_id, plan))
+
+    def _refuse(self, operation: Refuse) -> None:
+        agent = self._agents[operation.turn.session]
+        if operation.retry_after_s is not None:
+            delay = nanoseconds(operation.retry_after_s)
+            self.clock.at(self.clock.now + delay, Priority.AGENT, partial(self._resend, agent))
+            return
+        self._fail_turn(agent, "rejected", operation.reason)
+
+    def _cancel(self, operation: Cancel) -> None:
+        agent, replica = self._flights.pop(operation.attempt)
+        engine = self._engines[replica]
+        self._deliver(replica, engine.advance(self.clock.now))
+        engine.abort(operation.attempt, self.clock.now)
+        self._reschedule(replica)
+        self._dispatch_failed(agent, operation.attempt, replica, operation.reason)
+
+    def _dispatch_failed(self, agent: Agent, attempt: int, replica: str, reason: str) -> None:
+        assert agent.open is not None
+        turn = agent.open.turn
+        self._feed(ev.DispatchFailed(self.clock.now, turn, attempt, replica, reason))
+
+    def _fail_turn(self, agent: Agent, status: TurnStatus, error: str) -> None:
+        self._record_turn(agent.close_turn(self.clock.now, status, error=error))
+        ending: SessionStatus = "too_long" if status == "too_long" else "failed"
+        self._end_session(agent, "rejected" if status == "rejected" else ending, error)
+
+    # Engines.
+
+    def _reschedule(self, replica: str) -> None:
+        at = self._engines[replica].next_event_time()
+        if at is not None and at != self._wakes[replica]:
+            self._wakes[replica] = at
+            self.clock.at(at, Priority.ENGINE, partial(self._wake, replica, at))
+        elif at is None:
+            self._wakes[replica] = None
+
+    def _wake(self, replica: str, at: int) -> None:
+        if self._wakes[replica] != at:
+            return  # an arrival has changed what happens next; another wake-up is scheduled
+        self._wakes[replica] = None
+        self._deliver(replica, self._engines[replica].advance(at))
+        self._reschedule(replica)
+
+    def _deliver(self, replica: str, events: list[EngineEvent]) -> None:
+        for event in events:
+            agent, _ = self._flights[event.id]
+            turn_id = agent.open.turn.id if agent.open is not None else ""
+            if event.kind == "first_token":
+                assert agent.open is not None
+                agent.open.first_token = event.time
+                self._feed(
+                    ev.FirstToken(self.clock.now, agent.session.id, turn_id, event.id, replica)
+                )
+            elif event.kind == "finished":
+                self._finish_turn(agent, event, replica)
+            else:
+                del self._flights[event.id]
+                reason = event.reason or "refused by the engine"
+                self._feed(
+                    ev.TurnFailed(
+                        self.clock.now, agent.session.id, turn_id, event.id, replica, reason
+                    )
+                )
+                self._fail_turn(agent, "too_long", reason)
+
+    def _finish_turn(self, agent: Agent, event: EngineEvent, replica: str) -> None:
+        now, opened, session = self.clock.now, agent.open, agent.session
+        assert opened is not None
+        del self._flights[event.id]
+        spec, turn_index = opened.spec, agent.index
+        usage = Usage(spec.prompt_tokens, event.cached_tokens, spec.output_tokens)
+        record = agent.close_turn(
+            now,
+            "ok",
+            cached=event.cached_tokens,
+            output=spec.output_tokens,
+            longest_gap=event.longest_gap,
+        )
+        self._record_turn(record)
+        self._feed(ev.TurnFinished(now, session.id, opened.turn.id, event.id, replica, usage))
+        self._spawn_children(session, turn_index)
+        if agent.finished:
+            self._end_session(agent, "finished")
+            return
+        tool_end = now + nanoseconds(spec.tool_seconds)
+        if spec.tools:
+            self._feed(ev.ToolStarted(now, session.id, agent.tool_signals(spec)))
+            if self.settings.true_tool_hints:
+                self._feed(ev.ToolHint(now, session.id, (tool_end - now) / 1e9))
+        agent.tool_end = tool_end if spec.tools else None
+        arrival = tool_end + nanoseconds(spec.wait_s)
+        self.clock.at(arrival, Priority.AGENT, partial(self._arrive, agent))
+
+    # Observation, faults, sanity.
+
+    def _sample(self) -> None:
+        now = self.clock.now
+        for replica, engine in self._engines.items():
+            self._deliver(replica, engine.advance(now))
+            state = engine.state()
+            self._recorder.replica(
+                ReplicaRecord(
+                    time=now,
+                    replica=replica,
+                    running=state.running,
+                    waiting=state.waiting,
+                    kv_used=state.kv_used,
+                    kv_cached=state.kv_cached,
+                    preemptions=state.preemptions,
+                    prefill_tokens=state.prefill_tokens,
+                    decode_tokens=state.decode_tokens,
+                )
+            )
+            if replica not in self._unsampled:
+                self._feed(ev.ReplicaSampled(now, replica, engine.sample()))
+            self._reschedule(replica)
+        interval = nanoseconds(self.settings.sampling_interval_s)
+        self.clock.at(now + interval, Priority.SAMPLE, self._sample)
+
+    def _fault(self, fault: Fault) -> None:
+        now, engine = self.clock.now, self._engines[fault.replica]
+        if fault.kind == "recovered":
+            self._unsampled.discard(fault.replica)
+            self._feed(ev.ReplicaRecovered(now, fault.replica))
+        elif fault.kind == "metrics-stop":
+            self._unsampled.add(fault.replica)
+        elif fault.kind == "metrics-resume":
+            self._unsampled.discard(fault.replica)
+        else:
+            self._deliver(fault.replica, engine.advance(now))
+            lost = engine.reset(now)
+            self._wakes[fault.replica] = None
+            self._unsampled.add(fault.replica)
+            self._feed(ev.ReplicaLost(now, fault.replica, "fault"))
+            for attempt in lost:
+                self._lose(attempt, fault.replica)
+
+    def _lose(self, attempt: int, replica: str) -> None:
+        agent, _ = self._flights.pop(attempt)
+        opened = agent.open
+        assert opened is not None
+        if opened.first_token is None:
+            self._dispatch_failed(agent, attempt, replica, "replica lost")
+            return
+        self._feed(
+            ev.TurnFailed(
+                self.clock.now,
+                agent.session.id,
+                opened.turn.id,
+                attempt,
+                replica,
+                "replica lost",
+            )
+        )
+        if opened.resent >= self.settings.agent_retries:
+            self._fail_turn(agent, "failed", "replica lost")
+            return
+        delay = nanoseconds(self.settings.retry_delay_s)
+        self.clock.at(self.clock.now + delay, Priority.AGENT, partial(self._resend, agent))
+
+    def _record_turn(self, record: TurnRecord) -> None:
+        self._turns += 1
+        self._recorder.turn(record)
+
+    def _check_progress(self) -> None:
+        """Nothing runs, nothing is to come but timers, and turns wait: for how long already?"""
+        waiting = self._plane.ledger.waiting
+        if not waiting or self._flights or self._plans or self.clock.pending[Priority.AGENT]:
+            self._stalled_since = None
+            return
+        if self._stalled_since is None:
+            self._stalled_since = self.clock.now
+        limit = nanoseconds(self.settings.starvation_limit_s)
+        if self.clock.now - self._stalled_since > limit:
+            raise self._starved(f"for {self.settings.starvation_limit_s:g} s")
+
+    def _starved(self, how_long: str) -> SchedulerError:
+        waiting = self._plane.ledger.waiting
+        turn = next(iter(waiting), "none")
+        return SchedulerError(
+            self._plane.scheduler.name,
+            "no event",
+            self.clock.now,
+            f"left {len(waiting)} turn(s) waiting {how_long} with nothing running (first: {turn})",
+        )

@@ -1,0 +1,103 @@
+"""One simulated cell: sessions, a scheduler and a cluster in, records and a makespan out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from harness.control.plane import ControlPlane, ReplicaConfig
+from harness.control.records import Capacity
+from harness.sim.content import ContentIndex
+from harness.sim.driver import Recorder, SimDriver
+from harness.sim.engine import Engine
+from harness.sim.engine_types import EngineParams
+from harness.sim.settings import SimSettings
+from harness.sim.step_time import step_time_for
+from harness.topology import Cluster
+from schedulers.base import Scheduler
+from workloads.model import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SimOutcome:
+    """What a simulated cell leaves beside its records.
+
+    `facts` describe the simulation (where step times come from); `timing` is wall and CPU time of
+    this machine in seconds and is kept apart from results.
+    """
+
+    makespan_ns: int
+    counters: dict[str, float]
+    facts: dict[str, str]
+    timing: dict[str, float]
+
+
+def simulate(
+    sessions: Sequence[Session],
+    *,
+    workers: int | None,
+    scheduler: Scheduler,
+    cluster: Cluster,
+    settings: SimSettings,
+    engine: EngineParams,
+    recorder: Recorder,
+    capacity_share: float = 1.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> SimOutcome:
+    """Play the sessions under the scheduler; records go to `recorder`.
+
+    Args:
+        workers: sessions active at once; None starts each at its recorded arrival.
+        capacity_share: part of each replica's KV that this gateway may use (0 to 1].
+
+    Raises:
+        SchedulerError: the policy broke its contract.
+        PerformanceDataError: no step times for the model on this hardware.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()
+    contents = ContentIndex(engine.block_size)
+    steps = {r.id: step_time_for(cluster.model, r) for r in cluster.replicas}
+    engines = {r.id: Engine(engine, steps[r.id], r.kv_blocks, contents) for r in cluster.replicas}
+    plane = ControlPlane(
+        scheduler,
+        [
+            ReplicaConfig(r.id, r.role, Capacity(r.kv_tokens, r.kv_tokens, capacity_share))
+            for r in cluster.replicas
+        ],
+        progress=lambda attempt, now: driver.streamed(attempt, now),
+        log=recorder.decision if settings.record_decisions else None,
+    )
+    limit = settings.context_limit or cluster.model.context_limit
+    driver = SimDriver(
+        sessions,
+        workers=workers,
+        plane=plane,
+        engines=engines,
+        contents=contents,
+        context_limit=limit,
+        settings=replace(settings, context_limit=limit),
+        recorder=recorder,
+        progress=progress,
+    )
+    makespan = driver.run()
+    return SimOutcome(
+        makespan,
+        scheduler.counters() | _engine_counters(engines),
+        {f"step_time.{name}": step.source for name, step in steps.items()},
+        {
+            "wall_s": time.perf_counter() - wall,
+            "cpu_s": time.process_time() - cpu,
+            "planner_cpu_s": sum(driver.planner_wall_s),
+            "plans": len(driver.planner_wall_s),
+        },
+    )
+
+
+def _engine_counters(engines: dict[str, Engine]) -> dict[str, float]:
+    states = [engine.state() for engine in engines.values()]
+    return {
+        "engine.preemptions": sum(s.preemptions for s in states),
+        "engine.prefill_tokens": sum(s.prefill_tokens for s in states),
+        "engine.decode_tokens": sum(s.decode_tokens for s in states),
+    }

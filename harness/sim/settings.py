@@ -1,0 +1,53 @@
+"""Settings of a simulated run. Each says where its default comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to a replica at a time of the run (seconds)."""
+
+    at_s: float
+    replica: str
+    kind: str
+    """`lost`: gone with its KV; `recovered`: back, empty; `metrics-stop` / `metrics-resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """How the world around scheduler and engines behaves."""
+
+    sampling_interval_s: float = 5.0
+    """How often gauges are polled (ThunderAgent's metrics interval)."""
+    planner_latency_ms: float = 5.0
+    """From a Solve command to its PlanReady. Our choice; fixed, so that results never depend on
+    the machine's speed."""
+    bytes_per_token: float = 4.0
+    """Size of text where a trace gives none. Our choice, a common rule of thumb."""
+    start_spread_s: float = 0.0
+    """Workers start evenly over this time instead of all at once. Our choice: at once."""
+    agent_retries: int = 3
+    """How often an agent sends a turn again that failed after tokens had come. Our choice."""
+    retry_delay_s: float = 1.0
+    """How long the agent waits before that. Our choice."""
+    release: bool = True
+    """Whether agents tell the gateway when a session ends. False reproduces deployments without
+    release calls."""
+    true_tool_hints: bool = False
+    """Tell the scheduler the true end of every tool call (a bound, not a real deployment)."""
+    starvation_limit_s: float = 7200.0
+    """Turns held this long while nothing runs at all fail the cell. Our choice."""
+    context_limit: int | None = None
+    """Tokens of prompt and output a turn may have; None: the model's."""
+    faults: tuple[Fault, ...] = ()
+    record_decisions: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("sampling_interval_s", "starvation_limit_s", "bytes_per_token"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+        for name in ("planner_latency_ms", "start_spread_s", "agent_retries", "retry_delay_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
