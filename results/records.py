@@ -48,7 +48,8 @@ class TurnRecord:
     tool_end: int | None
     """When the tools before this turn ended (equals `arrived` in a simulated closed loop)."""
     tool_s: float
-    """Duration in seconds of the tool calls after this turn, as they ran."""
+    """Seconds the tool calls after this turn take by themselves (waiting for a CPU is extra: the
+    next turn's `tool_end` minus this turn's `finished` is the time as it ran)."""
     wait_s: float
     """Seconds after this turn that were not tool calls."""
     longest_gap: int | None

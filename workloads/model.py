@@ -86,6 +86,8 @@ class Session:
     """Open-loop arrival after the start of the run; None: starts when a worker is free."""
     setup_s: float = 0.0
     """Environment set-up before the first turn."""
+    deadline_s: float | None = None
+    """The harness stops the agent this long after its first turn could start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ class Agent:
     open: OpenTurn | None = None
     last_replica: str | None = None
     tool_end: int | None = None
+    ended: bool = False
+    attempt: int | None = None
+    """The open turn's dispatch, while one is in flight."""
     prompts: Iterator[Prompt] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +122,7 @@ class Agent:
             longest_gap=longest_gap,
             error=error,
         )
+        self.open = None
         if ok:
             self.last_replica = opened.replica
             self.index += 1

@@ -17,6 +17,7 @@ from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineRequest
 from harness.sim.settings import Fault, SimSettings
+from harness.sim.tools import ToolPool, parallel_groups
 from results.records import (
     DecisionRecord,
     ReplicaRecord,
@@ -28,7 +29,7 @@ from results.records import (
 from schedulers import events as ev
 from schedulers.commands import Solve, WakeAt
 from schedulers.types import Usage
-from workloads.model import Session
+from workloads.model import Session, TurnSpec
 
 
 class Recorder(Protocol):
@@ -84,6 +85,7 @@ class SimDriver:
         self._flights: dict[int, tuple[Agent, str]] = {}
         self._wakes: dict[str, int | None] = dict.fromkeys(engines)
         self._unsampled: set[str] = set()
+        self._tools = ToolPool(settings.tool_slots)
         self._plans = 0
         self._stalled_since: int | None = None
 
@@ -128,12 +130,37 @@ class SimDriver:
         agent = Agent(session, self.clock.now, self.settings.bytes_per_token)
         self._agents[session.id] = agent
         ready = self.clock.now + nanoseconds(session.setup_s)
+        if session.deadline_s is not None:
+            deadline = ready + nanoseconds(session.deadline_s)
+            self.clock.at(deadline, Priority.AGENT, partial(self._stop_agent, agent))
         if ready > self.clock.now:
             self.clock.at(ready, Priority.AGENT, partial(self._arrive, agent))
         else:
             self._arrive(agent)
 
+    def _stop_agent(self, agent: Agent) -> None:
+        """The harness's deadline: the agent goes away in the middle of whatever it does."""
+        if agent.ended:
+            return
+        now, opened, attempt = self.clock.now, agent.open, agent.attempt
+        error = f"stopped after {agent.session.deadline_s:g} s"
+        if opened is not None:
+            streamed = 0
+            replica = None
+            if attempt is not None:
+                _, replica = self._flights.pop(attempt)
+                self._deliver(replica, self._engines[replica].advance(now))
+                streamed = self._engines[replica].output_tokens(attempt, now)
+                self._engines[replica].abort(attempt, now)
+                self._reschedule(replica)
+            turn_id = opened.turn.id
+            self._record_turn(agent.close_turn(now, "client_gone", output=streamed, error=error))
+            self._feed(ev.ClientGone(now, agent.session.id, turn_id, attempt, replica))
+        self._end_session(agent, "deadline", error)
+
     def _arrive(self, agent: Agent) -> None:
+        if agent.ended:
+            return
         opened = agent.next_turn(self.clock.now)
         spec = opened.spec
         if spec.prompt_tokens + spec.output_tokens > self._context_limit:
@@ -145,10 +172,13 @@ class SimDriver:
         self._feed(ev.TurnArrived(self.clock.now, opened.turn))
 
     def _resend(self, agent: Agent) -> None:
+        if agent.ended:
+            return
         self._feed(ev.TurnArrived(self.clock.now, agent.resend(self.clock.now).turn))
 
     def _end_session(self, agent: Agent, status: SessionStatus, error: str | None = None) -> None:
         session = agent.session
+        agent.ended = True
         self._recorder.session(agent.record(self.clock.now, status, error))
         del self._agents[session.id]
         if status != "finished":
@@ -223,6 +253,7 @@ class SimDriver:
             output_tokens=output,
             priority=int(priority),
         )
+        agent.attempt = operation.attempt
         self._flights[operation.attempt] = (agent, operation.decode)
         engine = self._engines[operation.decode]
         self._deliver(operation.decode, engine.advance(now))
@@ -254,6 +285,7 @@ class SimDriver:
 
     def _cancel(self, operation: Cancel) -> None:
         agent, replica = self._flights.pop(operation.attempt)
+        agent.attempt = None
         engine = self._engines[replica]
         self._deliver(replica, engine.advance(self.clock.now))
         engine.abort(operation.attempt, self.clock.now)
@@ -301,6 +333,7 @@ class SimDriver:
                 self._finish_turn(agent, event, replica)
             else:
                 del self._flights[event.id]
+                agent.attempt = None
                 reason = event.reason or "refused by the engine"
                 self._feed(
                     ev.TurnFailed(
@@ -313,6 +346,7 @@ class SimDriver:
         now, opened, session = self.clock.now, agent.open, agent.session
         assert opened is not None
         del self._flights[event.id]
+        agent.attempt = None
         spec, turn_index = opened.spec, agent.index
         usage = Usage(spec.prompt_tokens, event.cached_tokens, spec.output_tokens)
         record = agent.close_turn(
@@ -328,13 +362,25 @@ class SimDriver:
         if agent.finished:
             self._end_session(agent, "finished")
             return
-        tool_end = now + nanoseconds(spec.tool_seconds)
         if spec.tools:
             self._feed(ev.ToolStarted(now, session.id, agent.tool_signals(spec)))
             if self.settings.true_tool_hints:
-                self._feed(ev.ToolHint(now, session.id, (tool_end - now) / 1e9))
-        agent.tool_end = tool_end if spec.tools else None
-        arrival = tool_end + nanoseconds(spec.wait_s)
+                self._feed(ev.ToolHint(now, session.id, spec.tool_seconds))
+        self._run_tools(agent, spec, 0)
+
+    def _run_tools(self, agent: Agent, spec: TurnSpec, position: int) -> None:
+        """Run the turn's tool calls group by group, then the agent's other waiting."""
+        if agent.ended:
+            return
+        groups = parallel_groups(spec.tools)
+        now = self.clock.now
+        if position < len(groups):
+            end = self._tools.start(groups[position], now)
+            after = partial(self._run_tools, agent, spec, position + 1)
+            self.clock.at(end, Priority.AGENT, after)
+            return
+        agent.tool_end = now if groups else None
+        arrival = now + nanoseconds(spec.wait_s)
         self.clock.at(arrival, Priority.AGENT, partial(self._arrive, agent))
 
     # Observation, faults, sanity.
@@ -383,6 +429,7 @@ class SimDriver:
 
     def _lose(self, attempt: int, replica: str) -> None:
         agent, _ = self._flights.pop(attempt)
+        agent.attempt = None
         opened = agent.open
         assert opened is not None
         if opened.first_token is None:

@@ -32,6 +32,8 @@ class SimSettings:
     """How often an agent sends a turn again that failed after tokens had come. Our choice."""
     retry_delay_s: float = 1.0
     """How long the agent waits before that. Our choice."""
+    tool_slots: int | None = None
+    """Tool calls that can run at once, first come first served; None: no limit. Our choice."""
     release: bool = True
     """Whether agents tell the gateway when a session ends. False reproduces deployments without
     release calls."""
@@ -51,3 +53,5 @@ class SimSettings:
         for name in ("planner_latency_ms", "start_spread_s", "agent_retries", "retry_delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.tool_slots is not None and self.tool_slots < 1:
+            raise ValueError("tool_slots must be at least 1")
