@@ -23,10 +23,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _WRAPPERS = frozenset({"sudo", "time", "nohup", "exec", "command", "nice", "env", "builtin"})
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _SHELL_C = re.compile(r"-[a-z]*c\Z")
-_UNCLEAR = frozenset(
-    ["for", "while", "until", "if", "case", "select", "function", "do", "then", "else", "elif"]
-    + ["wait", "read", "{", "}", "[[", "eval"]
-)
+_UNCLEAR = frozenset({"for", "while", "until", "if", "case", "select", "function", "do", "then"})
+_UNCLEAR |= {"else", "elif", "wait", "read", "{", "}", "[[", "eval"}
 _COMMAND_FIELDS = ("command", "cmd", "bash_command", "script", "keystrokes")
 _DURATION_FIELDS = ("duration", "duration_s", "seconds")
 _MAX_CHARS = 20_000
@@ -89,7 +87,7 @@ def _from_arguments(arguments: Mapping[str, Any]) -> StatedTime:
     if isinstance(batch, list):
         # Terminus sends a batch of keystrokes, each with the time to wait after it.
         waits = [item.get("duration") for item in batch if isinstance(item, dict)]
-        stated = [float(wait) for wait in waits if _is_duration(wait)]
+        stated = [float(wait) for wait in waits if wait is not None and _is_duration(wait)]
         return StatedTime(math.fsum(stated)) if batch and len(stated) == len(batch) else NOTHING
     for name in _DURATION_FIELDS:
         if _is_duration(arguments.get(name)):
