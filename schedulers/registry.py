@@ -21,6 +21,7 @@ SHIPPED: dict[str, str] = {
     "round-robin": "schedulers.round_robin:RoundRobin",
     "cache-aware": "schedulers.cache_aware:CacheAware",
     "smetric": "schedulers.smetric:SMetric",
+    "smetric-slo": "schedulers.smetric_slo:SMetricSlo",
     "thunderagent": "schedulers.thunderagent:ThunderAgent",
     "tao": "schedulers.tao:Tao",
 }

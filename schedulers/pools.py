@@ -1,0 +1,52 @@
+"""Which replicas a policy may choose from, by role, and the choices many policies share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schedulers.types import Turn
+from schedulers.views import ClusterView, ReplicaView
+
+
+def serving(cluster: ClusterView) -> list[ReplicaView]:
+    """Healthy replicas that can answer a turn on their own, in configured order.
+
+    Those of role `mixed` or `decode`; prefill replicas only if nothing else is left (an engine
+    that exports KV can also decode).
+    """
+    healthy = [replica for replica in cluster.replicas if replica.healthy]
+    return [replica for replica in healthy if replica.role != "prefill"] or healthy
+
+
+def prefillers(cluster: ClusterView) -> list[ReplicaView]:
+    """Healthy replicas of role `prefill`, in configured order; empty in a colocated cluster."""
+    return [r for r in cluster.replicas if r.healthy and r.role == "prefill"]
+
+
+def least_in_flight(replicas: Sequence[ReplicaView]) -> ReplicaView:
+    """Fewest turns in flight from this gateway, the first of equals."""
+    return min(replicas, key=lambda replica: replica.in_flight)
+
+
+def by_id(replicas: Sequence[ReplicaView], replica_id: str | None) -> ReplicaView | None:
+    """The replica of that id, if it is one of them."""
+    return next((replica for replica in replicas if replica.id == replica_id), None)
+
+
+def uncached_tokens(cluster: ClusterView, turn: Turn, replica: ReplicaView) -> int:
+    """Prompt tokens the replica would have to compute, if it evicted nothing."""
+    return turn.prompt.tokens - cluster.cached_tokens(turn.prompt, replica.id)
+
+
+class Rotation:
+    """Breaks exact ties in turn: first of the first tie, second of the second, ..."""
+
+    def __init__(self) -> None:
+        self._ties = 0
+
+    def pick(self, equals: Sequence[ReplicaView]) -> ReplicaView:
+        """One of the tied replicas (at least one); a single one does not advance the rotation."""
+        if len(equals) == 1:
+            return equals[0]
+        self._ties += 1
+        return equals[(self._ties - 1) % len(equals)]
