@@ -7,7 +7,7 @@ line are laid over it. Every error names the file, line and field, or the flag, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -67,18 +67,32 @@ class WorkloadSpec(_Model):
     """A shipped workload, or the path of a trace (relative to the specification's folder)."""
     sessions: Count | None = None
     """How many sessions to generate or take; None: as many as the workload has."""
-    workers: Annotated[tuple[Count, ...], BeforeValidator(_listed)] | None = None
-    """Sessions active at once, one cell each; None: sessions start at the trace's own times."""
+    workers: Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
+    """Sessions active at once, one cell for each number."""
 
     published_as: Text | None = None
     """The paper's workload that this one stands in for; its published figures are shown."""
 
     @field_validator("workers")
     @classmethod
-    def _distinct_workers(cls, workers: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if workers is not None and (not workers or len(set(workers)) != len(workers)):
-            raise ValueError("give at least one number of workers, each once")
+    def _distinct_workers(cls, workers: tuple[int, ...]) -> tuple[int, ...]:
+        _refuse_repeats(map(str, workers), "number of workers", "give each once")
         return workers
+
+
+class MemorySpec(_Model):
+    """How much KV cache a replica has; None leaves it to topology and model."""
+
+    gpu_memory_utilization: Annotated[Number, Field(gt=0, le=1)] | None = None
+    """Share of each GPU that the engine may use."""
+    overhead_gib: Annotated[Number, Field(ge=0)] | None = None
+    """GPU memory that is neither weights nor KV cache."""
+    block_size: Count | None = None
+    """Tokens of a KV block."""
+    max_model_len: Count | None = None
+    """Tokens of prompt and output of one turn."""
+    kv_cache_dtype: Text | None = None
+    """`float8` halves a bfloat16 cache."""
 
 
 class RunSpec(_Model):
@@ -100,7 +114,11 @@ class RunSpec(_Model):
     seeds: Annotated[tuple[Seed, ...], BeforeValidator(_seed_list), Field(min_length=1)] = (0,)
     """A list, or a count K for the seeds 0 to K-1. All schedulers run on the same seeds."""
     sim: dict[Text, Any] = {}
-    """Settings of the simulator."""
+    """Settings of the simulated world (harness.sim.settings.SimSettings)."""
+    engine_settings: dict[Text, Any] = {}
+    """Settings of the simulated engines (harness.sim.engine_types.EngineParams)."""
+    memory: MemorySpec = MemorySpec()
+    """How much KV cache a replica has."""
     gateway_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
     """Share of each replica's KV cache that this gateway may use."""
     max_failed_share: Annotated[Number, Field(ge=0, le=1)] = 0.05
@@ -133,10 +151,17 @@ class RunSpec(_Model):
         """The specification as given, before flags were laid over it."""
         return self._document.text
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the file, against which trace paths are resolved."""
-        return self._document.folder
+    def path_of(self, workload: WorkloadSpec) -> Path:
+        """Where a trace named in the specification is: relative to its file, or, given as a
+        flag, to the current folder."""
+        index = self.workloads.index(workload)
+        named_by = self._document.place(("workloads", index, "name"))
+        folder = self._document.folder
+        return (
+            Path(workload.name)
+            if isinstance(named_by, str) or folder is None
+            else (folder / workload.name)
+        )
 
     def resolved(self) -> dict[str, Any]:
         """All fields with flags and defaults applied, as plain JSON values."""
@@ -242,8 +267,12 @@ def _refuse_code(document: Document) -> None:
 
 
 def _explained(document: Document, error: ValidationError) -> UsageError:
-    """The first problem pydantic found, in our words and with its place."""
-    problem = error.errors(include_url=False)[0]
+    """The first problem pydantic found, in our words and with its place.
+
+    A misspelt field is told before the field that seems to be missing because of it.
+    """
+    problems = error.errors(include_url=False)
+    problem = min(problems, key=lambda found: found["type"] != "extra_forbidden")
     path = tuple(part for part in problem["loc"] if part != "[key]")
     kind = problem["type"]
     field = str(path[-1]) if path else "?"
@@ -266,9 +295,15 @@ def _explained(document: Document, error: ValidationError) -> UsageError:
     given = json.dumps(problem["input"], default=str)
     shown = given if len(given) <= 60 else given[:57] + "..."
     named = next((part for part in reversed(path) if isinstance(part, str)), "?")
-    wanted = _WANTED.get(kind, problem["msg"][0].lower() + problem["msg"][1:])
-    wanted = wanted.format(**{k: _plain(v) for k, v in problem.get("ctx", {}).items()})
-    return document.error(path, f"`{named}` cannot be {shown}: it must be {wanted}", CORRECT)
+    return document.error(
+        path, f"`{named}` cannot be {shown}: it must be {wanted(problem)}", CORRECT
+    )
+
+
+def wanted(problem: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors says a value must be, in our words."""
+    words = _WANTED.get(problem["type"], problem["msg"][0].lower() + problem["msg"][1:])
+    return words.format(**{key: _plain(value) for key, value in problem.get("ctx", {}).items()})
 
 
 def _plain(value: Any) -> str:
@@ -295,7 +330,8 @@ _WANTED = {
 
 
 def _fields_at(path: ValuePath) -> list[str]:
-    model = WorkloadSpec if path[:1] == ("workloads",) else RunSpec
+    inner = {"workloads": WorkloadSpec, "memory": MemorySpec}
+    model = inner.get(str(path[0]), RunSpec) if path else RunSpec
     return list(model.model_fields)
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -28,7 +28,10 @@ _STANDARD_TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+    """With resolvers of its own, below."""
+
+
+_Loader.yaml_implicit_resolvers = {}
 
 
 def _resolve(kind: str, pattern: str, first: str) -> None:

@@ -1,0 +1,97 @@
+"""The `agentsched` command: its sub-commands, and what happens when one fails."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from agentsched import AgentschedError, __version__
+from cli import compare, console, explain, report, run, trace
+from cli import list as list_command
+
+
+class _Commands(TyperGroup):
+    """Turns errors into one message, one remedy and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except AgentschedError as error:
+            if ctx.params.get("debug"):
+                console.print_traceback()
+            console.print_error(error)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            print("interrupted; what was done is kept", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            console.drop_output()
+            raise typer.Exit(1) from None
+        except OSError as error:
+            if ctx.params.get("debug"):
+                console.print_traceback()
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    name="agentsched",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Compare schedulers for LLM agents: run the same agents under each, and see who wins.",
+)
+app.command("run")(run.run)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("explain")(explain.explain)
+app.command("list")(list_command.list_names)
+app.add_typer(trace.app, name="trace")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"agentsched {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback with an error; may stand anywhere.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line on sys.argv; leaves with one of the documented exit codes."""
+    arguments = sys.argv[1:]
+    if "--debug" in arguments:
+        arguments = ["--debug", *(word for word in arguments if word != "--debug")]
+    try:
+        app(arguments, prog_name="agentsched")
+    except AgentschedError as error:
+        console.print_error(error)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        print(
+            f"error: unexpected {type(error).__name__}: {error}\n"
+            "  try: the same command with --debug, and report what it shows",
+            file=sys.stderr,
+        )
+        sys.exit(1)

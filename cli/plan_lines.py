@@ -1,0 +1,64 @@
+"""A plan in words, as `agentsched run` prints it before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.plan import Plan, PlannedWorkload
+
+
+def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
+    """One line or more for replicas, workloads, schedulers and cells."""
+    from harness.capacity import explain
+
+    yield f"{plan.spec.name}: {plan.spec.model} on {plan.spec.topology}, simulated, into {folder}"
+    for row in explain(plan.cluster):
+        yield f"  replicas    {row.count} x {row.gpus} ({row.replicas}, {row.role})"
+        yield (
+            f"              a GPU: {row.memory_gib:.1f} GiB = {row.weights_gib:.1f} weights + "
+            f"{row.kv_gib:.1f} KV cache + {row.overhead_gib:.1f} overhead + "
+            f"{row.unused_gib:.1f} left free"
+        )
+        yield (
+            f"              a replica: {row.kv_tokens:,} tokens of KV cache, "
+            f"{row.context_limit:,} tokens at most in one turn"
+        )
+    for workload in plan.workloads:
+        yield from _workload_lines(workload)
+    yield f"  schedulers  {', '.join(arm.name for arm in plan.arms)}"
+    seeds = plan.spec.seeds
+    loads = sum(len(w.spec.workers) for w in plan.workloads)
+    yield (
+        f"  cells       {len(plan.cells)} = {_count(loads, 'load')} x "
+        f"{_count(len(plan.arms), 'scheduler')} x {_count(len(seeds), 'seed')}; "
+        f"{_turns(plan):,} turns to play"
+    )
+    for warning in plan.warnings():
+        yield f"  warning     {warning}"
+
+
+def _workload_lines(workload: PlannedWorkload) -> Iterator[str]:
+    origin = " and ".join(workload.origins)
+    workers = ", ".join(map(str, workload.spec.workers))
+    yield f"  workload    {workload.name} ({origin}): {workers} workers"
+    yield (
+        f"              {workload.sessions:,} sessions, {workload.turns:,} turns, "
+        f"{_millions(workload.prompt_tokens)} prompt and {_millions(workload.output_tokens)} "
+        f"output tokens (first seed)"
+    )
+
+
+def _turns(plan: Plan) -> int:
+    runs = len(plan.arms) * len(plan.spec.seeds)
+    return runs * sum(w.turns * len(w.spec.workers) for w in plan.workloads)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _millions(tokens: int) -> str:
+    return f"{tokens / 1e6:.1f} M" if tokens >= 1e6 else f"{tokens:,}"

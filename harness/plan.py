@@ -1,0 +1,270 @@
+"""Finds and checks everything that a specification names, before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import agentsched
+from agentsched import TraceError, UsageError
+from harness.capacity import Cluster, resolve_cluster
+from harness.cells import CellJob
+from harness.models import find_model
+from harness.settings import settings_from
+from harness.sim.engine_types import EngineParams
+from harness.sim.settings import SimSettings
+from harness.spec import RunSpec, WorkloadSpec
+from harness.topology import find_topology
+from results.cells import CellId
+from schedulers import registry
+from workloads.catalog import load_workload, workload_names
+
+LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic")
+"""Their versions are kept with a run, since they take part in its figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One scheduler of the comparison."""
+
+    name: str
+    target: str
+    """As the registry finds it: a name or file.py:Class."""
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWorkload:
+    """One workload, and what the first seed makes of it."""
+
+    name: str
+    """The shipped name, or the trace's file name without its ending."""
+    source: str
+    """As the catalogue finds it: a shipped name, or the path of a trace."""
+    spec: WorkloadSpec
+    origins: tuple[str, ...]
+    """`recorded`, `generated`, or both."""
+    sessions: int
+    turns: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A specification with everything in it found and checked."""
+
+    spec: RunSpec
+    cluster: Cluster
+    engine: EngineParams
+    sim: SimSettings
+    arms: tuple[Arm, ...]
+    workloads: tuple[PlannedWorkload, ...]
+
+    @property
+    def cells(self) -> list[CellId]:
+        """Seed by seed, so that a run stopped early has compared all schedulers."""
+        return [cell for cell, _, _ in self._matrix()]
+
+    def jobs(self, folder: Path) -> list[CellJob]:
+        """What to do for each cell, in the same order."""
+        return [
+            CellJob(
+                cell=cell,
+                run=folder,
+                workload=workload.source,
+                sessions=workload.spec.sessions,
+                target=arm.target,
+                settings=arm.settings,
+                cluster=self.cluster,
+                engine=self.engine,
+                sim=self.sim,
+                gateway_share=self.spec.gateway_share,
+                facts=self.facts(),
+            )
+            for cell, workload, arm in self._matrix()
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        """Of the setting, for metrics and captions."""
+        return {
+            "model": self.spec.model,
+            "topology": self.spec.topology,
+            "kv_capacity_tokens": {r.id: r.kv_tokens for r in self.cluster.replicas},
+            "cache_source": "simulated blocks",
+        }
+
+    def manifest(self, label: str) -> dict[str, Any]:
+        """What the run folder keeps of how it came about. `spec` decides what may be resumed."""
+        return {
+            "label": label,
+            "spec": {
+                **self.spec.resolved(),
+                "agentsched": agentsched.__version__,
+                "inputs": self._digests(),
+            },
+            "cells": [cell.as_dict() for cell in self.cells],
+            "workloads": {w.name: _workload_facts(w) for w in self.workloads},
+            "paper": self.spec.paper,
+            "replicas": [
+                _replica_facts(self.cluster, i) for i in range(len(self.cluster.replicas))
+            ],
+            "engine": asdict(self.engine),
+            "sim": asdict(self.sim),
+            "schedulers": {arm.name: _config_facts(arm) for arm in self.arms},
+            "versions": {
+                "agentsched": agentsched.__version__,
+                "python": platform.python_version(),
+                **{name: version(name) for name in LIBRARIES},
+            },
+            "host": {"system": platform.system(), "machine": platform.machine()},
+        }
+
+    def warnings(self) -> list[str]:
+        """What will make the result unusable, as far as can be told before."""
+        return [
+            f"{w.name}: {w.sessions} sessions cannot keep {workers} workers busy; "
+            "the result will be marked invalid"
+            for w in self.workloads
+            for workers in w.spec.workers
+            if workers > w.sessions
+        ]
+
+    def _matrix(self) -> Iterator[tuple[CellId, PlannedWorkload, Arm]]:
+        for seed in self.spec.seeds:
+            for workload in self.workloads:
+                for workers in workload.spec.workers:
+                    for arm in self.arms:
+                        yield CellId(workload.name, arm.name, workers, seed), workload, arm
+
+    def _digests(self) -> dict[str, str]:
+        """Of the user's files that results depend on."""
+        sources = [w.source for w in self.workloads if w.source not in workload_names()]
+        sources += [arm.target.rpartition(":")[0] for arm in self.arms if _is_file(arm.target)]
+        return {
+            Path(source).name: hashlib.sha256(Path(source).read_bytes()).hexdigest()
+            for source in sources
+        }
+
+
+def plan(spec: RunSpec) -> Plan:
+    """Find model, hardware, schedulers and workloads, and check every setting.
+
+    Raises:
+        UsageError: something is unknown, unreadable or impossible; names its place.
+    """
+    with spec.locating("model"):
+        model = find_model(spec.model)
+    with spec.locating("topology"):
+        topology = find_topology(spec.topology)
+        cluster = resolve_cluster(model, topology, **spec.memory.model_dump())
+    sim = settings_from(spec, ("sim",), SimSettings, spec.sim)
+    with spec.locating("engine_settings"):
+        engine = settings_from(spec, ("engine_settings",), EngineParams, spec.engine_settings)
+    first = cluster.replicas[0]
+    engine = replace(
+        engine,
+        block_size=first.block_size,
+        max_model_len=engine.max_model_len or first.context_limit,
+    )
+    arms = _arms(spec)
+    return Plan(spec, cluster, engine, sim, arms, _workloads(spec))
+
+
+def _arms(spec: RunSpec) -> tuple[Arm, ...]:
+    arms: list[Arm] = []
+    for index, target in enumerate(spec.schedulers):
+        with spec.locating("schedulers", index):
+            cls = registry.find(target)
+            if any(arm.name == cls.name for arm in arms):
+                raise UsageError(
+                    f"two schedulers are called `{cls.name}`", "give yours another `name`"
+                )
+        settings = spec.scheduler_settings.get(cls.name, {})
+        with spec.locating("scheduler_settings", cls.name):
+            registry.configure(cls, settings)
+        target = str(Path(target).resolve()) if _is_file(target) else target
+        arms.append(Arm(cls.name, target, settings))
+    known = [*(arm.name for arm in arms), *registry.names()]
+    for name in spec.scheduler_settings:
+        if name not in known:
+            raise spec.error(
+                ("scheduler_settings", name),
+                f"settings for an unknown scheduler `{name}`",
+                f"schedulers of this run: {', '.join(arm.name for arm in arms)}",
+            )
+    return tuple(arms)
+
+
+def _is_file(target: str) -> bool:
+    return ".py:" in target
+
+
+def _workloads(spec: RunSpec) -> tuple[PlannedWorkload, ...]:
+    found: list[PlannedWorkload] = []
+    for index, wanted in enumerate(spec.workloads):
+        with spec.locating("workloads", index, "name"):
+            workload = _workload(spec, wanted)
+            if any(workload.name == other.name for other in found):
+                raise UsageError(
+                    f"two workloads are called `{workload.name}`", "rename one of the files"
+                )
+        found.append(workload)
+    return tuple(found)
+
+
+def _workload(spec: RunSpec, wanted: WorkloadSpec) -> PlannedWorkload:
+    name = source = wanted.name
+    if wanted.name not in workload_names():
+        path = spec.path_of(wanted)
+        if path.is_file():
+            name, source = path.name.split(".")[0], str(path.resolve())
+    sessions = load_workload(source, sessions=wanted.sessions, seed=spec.seeds[0])
+    if not sessions:
+        raise TraceError("holds no session", "record or generate at least one", file=source)
+    return PlannedWorkload(
+        name=name,
+        source=source,
+        spec=wanted,
+        origins=tuple(sorted({session.origin for session in sessions})),
+        sessions=sum(session.parent is None for session in sessions),
+        turns=sum(len(session.turns) for session in sessions),
+        prompt_tokens=sum(turn.prompt_tokens for s in sessions for turn in s.turns),
+        output_tokens=sum(turn.output_tokens for s in sessions for turn in s.turns),
+    )
+
+
+def _workload_facts(workload: PlannedWorkload) -> dict[str, Any]:
+    return {
+        "origins": list(workload.origins),
+        "published_as": workload.spec.published_as,
+        "sessions": workload.sessions,
+        "turns": workload.turns,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": workload.output_tokens,
+    }
+
+
+def _replica_facts(cluster: Cluster, index: int) -> dict[str, Any]:
+    replica = cluster.replicas[index]
+    return {
+        "id": replica.id,
+        "role": replica.role,
+        "gpu": replica.gpu.name,
+        "gpus": replica.gpus,
+        "weights_gib": replica.weights_gib,
+        "kv_gib": replica.kv_gib,
+        "kv_tokens": replica.kv_tokens,
+        "context_limit": replica.context_limit,
+    }
+
+
+def _config_facts(arm: Arm) -> dict[str, Any]:
+    """Every setting the scheduler ran with, defaults included."""
+    config = registry.configure(registry.find(arm.target), arm.settings)
+    return {key: str(value) for key, value in asdict(config).items()}

@@ -1,0 +1,168 @@
+"""Runs cells side by side, each in a process of its own.
+
+A cell that crashes its process, or is killed, fails alone; no state passes from one cell to the
+next, so results do not depend on how many run at a time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import Any
+
+from harness.cells import CellFailure, CellJob, run_cell
+
+PRELOADED = (
+    "harness.sim.run",
+    "pyarrow.parquet",
+    "results.frames",
+    "results.metrics",
+    "schedulers.registry",
+    "workloads.catalog",
+)
+"""Imported once in the server that cells are forked from."""
+
+Outcome = dict[str, Any] | CellFailure
+"""The summary of a cell that is done, or why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    job: CellJob
+    process: BaseProcess
+    pipe: Connection
+
+
+def run_cells(
+    jobs: Sequence[CellJob],
+    *,
+    parallel: int,
+    on_progress: Callable[[CellJob, int, int], None],
+    on_end: Callable[[CellJob, Outcome], None],
+) -> None:
+    """Run all cells, at most `parallel` at a time, starting in order.
+
+    Args:
+        on_progress: told (job, sessions ended, turns ended).
+        on_end: told each cell's outcome as it ends.
+
+    On KeyboardInterrupt the running cells are stopped; those that ended stay done.
+    """
+    context = _context()
+    queue, running = deque(jobs), list[_Running]()
+    try:
+        while queue or running:
+            while queue and len(running) < parallel:
+                running.append(_start(context, queue.popleft()))
+            ready = set(wait([cell.pipe for cell in running]))
+            for cell in [cell for cell in running if cell.pipe in ready]:
+                outcome = _receive(cell, on_progress)
+                if outcome is not None:
+                    running.remove(cell)
+                    on_end(cell.job, outcome)
+    finally:
+        for cell in running:
+            cell.process.kill()
+            cell.process.join()
+
+
+def _context() -> BaseContext:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def _start(context: BaseContext, job: CellJob) -> _Running:
+    receiver, sender = context.Pipe(duplex=False)
+    process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+        target=_work, args=(job, sender), name=f"cell {job.cell.name}", daemon=True
+    )
+    with _clean_start():
+        process.start()
+    sender.close()
+    return _Running(job, process, receiver)
+
+
+@contextmanager
+def _clean_start() -> Iterator[None]:
+    """Start processes that do not run the caller's main script again, one thread each.
+
+    multiprocessing would import the script that called us, which without a `__main__` guard would
+    start the whole run anew; cells need nothing of it. The numeric libraries' own threads would
+    only compete with the other cells.
+    """
+    main, threads = sys.modules["__main__"], os.environ.get("OMP_NUM_THREADS")
+    sys.modules["__main__"] = ModuleType("__main__")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if threads is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = threads
+
+
+def _receive(cell: _Running, on_progress: Callable[[CellJob, int, int], None]) -> Outcome | None:
+    """Take one message; the cell's outcome if that was the last."""
+    try:
+        message = cell.pipe.recv()
+    except (EOFError, ConnectionResetError):
+        message = None
+    if isinstance(message, tuple):
+        on_progress(cell.job, *message)
+        return None
+    cell.pipe.close()
+    cell.process.join()
+    if message is not None:
+        outcome: Outcome = message
+        return outcome
+    return CellFailure(
+        cell.job.cell,
+        f"the process of the cell died ({_death(cell.process.exitcode)})",
+        "if it was killed for memory, use fewer --jobs or sessions; then run the command again",
+    )
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit status {code}"
+
+
+def _work(job: CellJob, pipe: Connection) -> None:
+    """What the process of a cell does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+    def report(sessions: int, turns: int) -> None:
+        try:
+            pipe.send((sessions, turns))
+        except OSError:  # the parent has gone
+            os._exit(1)
+
+    pipe.send(run_cell(job, report))
+    pipe.close()
+
+
+def _die_with_parent() -> None:
+    """A killed run must not leave cells behind that go on writing."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
