@@ -302,7 +302,8 @@ def _explained(document: Document, error: ValidationError) -> UsageError:
 
 def wanted(problem: Mapping[str, Any]) -> str:
     """What one of pydantic's errors says a value must be, in our words."""
-    words = _WANTED.get(problem["type"], problem["msg"][0].lower() + problem["msg"][1:])
+    message = str(problem["msg"])
+    words = _WANTED.get(problem["type"], message[:1].lower() + message[1:])
     return words.format(**{key: _plain(value) for key, value in problem.get("ctx", {}).items()})
 
 
@@ -330,7 +331,7 @@ _WANTED = {
 
 
 def _fields_at(path: ValuePath) -> list[str]:
-    inner = {"workloads": WorkloadSpec, "memory": MemorySpec}
+    inner: dict[str, type[_Model]] = {"workloads": WorkloadSpec, "memory": MemorySpec}
     model = inner.get(str(path[0]), RunSpec) if path else RunSpec
     return list(model.model_fields)
 
