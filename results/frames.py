@@ -199,11 +199,11 @@ class Frames:
         turns = self.turns[self.turns["status"].isin(ATTEMPTED)]
         met = (turns["status"] == "ok").to_numpy(np.bool_)
         if "ttft_s" in slo:
-            met &= elapsed(turns["first_token"], turns["arrived"]) <= slo["ttft_s"]
+            met = met & (elapsed(turns["first_token"], turns["arrived"]) <= slo["ttft_s"])
         if "tpot_ms" in slo:
             gaps = np.maximum(numbers(turns["output_tokens"]) - 1, 1)
             decode = elapsed(turns["finished"], turns["first_token"])
-            met &= 1e3 * decode / gaps <= slo["tpot_ms"]
+            met = met & (1e3 * decode / gaps <= slo["tpot_ms"])
         return met
 
 
