@@ -63,4 +63,11 @@ def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(title, no_wrap=index == 0, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    output().print(table)
+    console = output()
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())

@@ -63,8 +63,19 @@ def _scheduler(name: str) -> None:
 def _workloads() -> None:
     from workloads.catalog import describe, workload_names
 
-    rows = [(name, describe(name)) for name in workload_names()]
-    print_columns(("workload", "what it is"), rows)
+    rows = []
+    for name in workload_names():
+        info = describe(name)
+        rows.append((name, info.origin, f"{info.sessions:,}", info.note))
+    print_columns(("workload", "origin", "sessions", "what it is"), rows)
+
+
+def _workload(name: str) -> None:
+    from workloads.catalog import describe
+
+    info = describe(name)
+    print(f"{info.name}: {info.origin}, {info.sessions:,} sessions unless told otherwise")
+    print(f"source: {info.source}\nlicence: {info.licence}\n{info.note}")
 
 
 def _models() -> None:
@@ -81,6 +92,18 @@ def _models() -> None:
         for model in models().values()
     ]
     print_columns(("model", "parameters", "weights", "KV a token", "context limit"), rows)
+
+
+def _model(name: str) -> None:
+    from dataclasses import fields
+
+    from harness.models import find_model
+
+    model = find_model(name)
+    print_columns(
+        ("field", "value"),
+        [(field.name, str(getattr(model, field.name))) for field in fields(model)],
+    )
 
 
 def _topologies() -> None:
@@ -120,3 +143,12 @@ def _preset(name: str) -> None:
     from harness.spec import load_spec
 
     print(load_spec(name).text, end="")
+
+
+_SHOW = {
+    Kind.SCHEDULERS: (_schedulers, _scheduler),
+    Kind.WORKLOADS: (_workloads, _workload),
+    Kind.MODELS: (_models, _model),
+    Kind.TOPOLOGIES: (_topologies, _topology),
+    Kind.PRESETS: (_presets, _preset),
+}

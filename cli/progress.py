@@ -62,8 +62,6 @@ class _Tally:
         self.running.pop(cell, None)
         self.ended_cells += 1
         self.ended_turns += self.turns_of[cell.workload]
-        if failure is not None:
-            self.notes.print(f"failed: {_title(cell)}: {failure.message}")
 
     @property
     def turns(self) -> int:
@@ -86,6 +84,8 @@ class _Bar(_Tally):
 
     def ended(self, cell: CellId, failure: CellFailure | None) -> None:
         super().ended(cell, failure)
+        if failure is not None:
+            self.notes.print(f"{_title(cell)}: failed")
         self._show()
 
     def _show(self) -> None:
@@ -101,8 +101,9 @@ class _Lines(_Tally):
         super().ended(cell, failure)
         elapsed = time.monotonic() - self.start
         left = elapsed * (self.total_turns - self.turns) / max(self.turns, 1)
-        remaining = f", about {_duration(left)} left" if self.ended_cells < self.cells else ""
-        self.notes.print(f"[{self.ended_cells}/{self.cells}] {_title(cell)}{remaining}")
+        remaining = f"; about {_duration(left)} left" if self.ended_cells < self.cells else ""
+        how = "failed" if failure is not None else "done"
+        self.notes.print(f"[{self.ended_cells}/{self.cells}] {_title(cell)}: {how}{remaining}")
 
 
 def _title(cell: CellId) -> str:

@@ -29,6 +29,7 @@ class CellJob:
     workload: str
     """A shipped workload, or the path of a trace."""
     sessions: int | None
+    workload_settings: Mapping[str, Any]
     target: str
     """The scheduler as `schedulers.registry` finds it: a name or file.py:Class."""
     settings: Mapping[str, Any]
@@ -63,7 +64,12 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
 
     with CellWriter(job.run, job.cell, "simulated") as writer:
         try:
-            sessions = load_workload(job.workload, sessions=job.sessions, seed=job.cell.seed)
+            sessions = load_workload(
+                job.workload,
+                sessions=job.sessions,
+                seed=job.cell.seed,
+                settings=job.workload_settings,
+            )
             outcome = simulate(
                 sessions,
                 workers=job.cell.workers,

@@ -79,6 +79,7 @@ class Plan:
                 run=folder,
                 workload=workload.source,
                 sessions=workload.spec.sessions,
+                workload_settings=workload.spec.settings,
                 target=arm.target,
                 settings=arm.settings,
                 cluster=self.cluster,
@@ -208,7 +209,7 @@ def _is_file(target: str) -> bool:
 def _workloads(spec: RunSpec) -> tuple[PlannedWorkload, ...]:
     found: list[PlannedWorkload] = []
     for index, wanted in enumerate(spec.workloads):
-        with spec.locating("workloads", index, "name"):
+        with spec.locating("workloads", index):
             workload = _workload(spec, wanted)
             if any(workload.name == other.name for other in found):
                 raise UsageError(
@@ -224,7 +225,9 @@ def _workload(spec: RunSpec, wanted: WorkloadSpec) -> PlannedWorkload:
         path = spec.path_of(wanted)
         if path.is_file():
             name, source = path.name.split(".")[0], str(path.resolve())
-    sessions = load_workload(source, sessions=wanted.sessions, seed=spec.seeds[0])
+    sessions = load_workload(
+        source, sessions=wanted.sessions, seed=spec.seeds[0], settings=wanted.settings
+    )
     if not sessions:
         raise TraceError("holds no session", "record or generate at least one", file=source)
     return PlannedWorkload(

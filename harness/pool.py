@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+from agentsched import AgentschedError
 from harness.cells import CellFailure, CellJob, run_cell
 
 PRELOADED = (
@@ -149,14 +151,16 @@ def _work(job: CellJob, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
-
     def report(sessions: int, turns: int) -> None:
         try:
             pipe.send((sessions, turns))
         except OSError:  # the parent has gone
             os._exit(1)
 
-    pipe.send(run_cell(job, report))
+    try:
+        pipe.send(run_cell(job, report))
+    except AgentschedError as error:  # the folder of the cell cannot be written
+        pipe.send(CellFailure(job.cell, error.message, error.remedy, traceback.format_exc()))
     pipe.close()
 
 

@@ -70,6 +70,8 @@ class WorkloadSpec(_Model):
     workers: Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
     """Sessions active at once, one cell for each number."""
 
+    settings: dict[Text, Any] = {}
+    """Of a generated workload."""
     published_as: Text | None = None
     """The paper's workload that this one stands in for; its published figures are shown."""
 
