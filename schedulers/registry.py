@@ -23,6 +23,8 @@ SHIPPED: dict[str, str] = {
     "smetric": "schedulers.smetric:SMetric",
     "smetric-slo": "schedulers.smetric_slo:SMetricSlo",
     "thunderagent": "schedulers.thunderagent:ThunderAgent",
+    "thunderagent-decay": "schedulers.thunderagent_decay:ThunderAgentDecay",
+    "thunderagent-as-shipped": "schedulers.thunderagent_as_shipped:ThunderAgentAsShipped",
     "tao": "schedulers.tao:Tao",
 }
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from schedulers.cache_aware import CacheAware, CacheAwareConfig
 from tests.schedulers.plane_driver import PlaneDriver, mixed, text
 
 
-def driver_with(*names: str, **settings: object) -> PlaneDriver:
-    return PlaneDriver(CacheAware(CacheAwareConfig(**settings)), mixed(*names))  # type: ignore[arg-type]
+def driver_with(*names: str, **settings: Any) -> PlaneDriver:
+    return PlaneDriver(CacheAware(CacheAwareConfig(**settings)), mixed(*names))
 
 
 def test_follows_a_match_above_the_threshold() -> None:
