@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from harness.capacity import Cluster, resolve_cluster
 from harness.cells import CellJob
 from harness.models import find_model
 from harness.settings import settings_from
+from harness.sim.defaults import engine_defaults
 from harness.sim.engine_types import EngineParams
 from harness.sim.settings import SimSettings
 from harness.spec import RunSpec, WorkloadSpec
@@ -166,13 +167,8 @@ def plan(spec: RunSpec) -> Plan:
         cluster = resolve_cluster(model, topology, **spec.memory.model_dump())
     sim = settings_from(spec, ("sim",), SimSettings, spec.sim)
     with spec.locating("engine_settings"):
-        engine = settings_from(spec, ("engine_settings",), EngineParams, spec.engine_settings)
-    first = cluster.replicas[0]
-    engine = replace(
-        engine,
-        block_size=first.block_size,
-        max_model_len=engine.max_model_len or first.context_limit,
-    )
+        values = {**engine_defaults(cluster), **spec.engine_settings}
+        engine = settings_from(spec, ("engine_settings",), EngineParams, values)
     arms = _arms(spec)
     return Plan(spec, cluster, engine, sim, arms, _workloads(spec))
 

@@ -16,6 +16,7 @@ from harness.sim.clock import Clock, Priority
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineRequest
+from harness.sim.fleet import Fleet
 from harness.sim.settings import Fault, SimSettings
 from harness.sim.tools import ToolPool, parallel_groups
 from results.records import (
@@ -68,7 +69,7 @@ class SimDriver:
         self.settings = settings
         self.planner_wall_s: list[float] = []
         self._plane = plane
-        self._engines = engines
+        self._fleet = Fleet(self.clock, engines, self._deliver)
         self._contents = contents
         self._context_limit = context_limit
         self._recorder = recorder
@@ -83,7 +84,6 @@ class SimDriver:
         self._ended = self._turns = 0
         self._agents: dict[str, Agent] = {}
         self._flights: dict[int, tuple[Agent, str]] = {}
-        self._wakes: dict[str, int | None] = dict.fromkeys(engines)
         self._unsampled: set[str] = set()
         self._tools = ToolPool(settings.tool_slots)
         self._plans = 0
@@ -108,7 +108,7 @@ class SimDriver:
     def streamed(self, attempt: int, now: int) -> int:
         """Output tokens of a dispatch that its client has received by `now`."""
         _, replica = self._flights[attempt]
-        return self._engines[replica].output_tokens(attempt, now)
+        return self._fleet.streamed(replica, attempt)
 
     # Agents.
 
@@ -149,10 +149,8 @@ class SimDriver:
             replica = None
             if attempt is not None:
                 _, replica = self._flights.pop(attempt)
-                self._deliver(replica, self._engines[replica].advance(now))
-                streamed = self._engines[replica].output_tokens(attempt, now)
-                self._engines[replica].abort(attempt, now)
-                self._reschedule(replica)
+                streamed = self._fleet.streamed(replica, attempt)
+                self._fleet.abort(replica, attempt)
             turn_id = opened.turn.id
             self._record_turn(agent.close_turn(now, "client_gone", output=streamed, error=error))
             self._feed(ev.ClientGone(now, agent.session.id, turn_id, attempt, replica))
@@ -255,10 +253,7 @@ class SimDriver:
         )
         agent.attempt = operation.attempt
         self._flights[operation.attempt] = (agent, operation.decode)
-        engine = self._engines[operation.decode]
-        self._deliver(operation.decode, engine.advance(now))
-        engine.submit(request, now)
-        self._reschedule(operation.decode)
+        self._fleet.submit(operation.decode, request)
 
     def _timer(self) -> None:
         self._feed(ev.Timer(self.clock.now))
@@ -286,10 +281,7 @@ class SimDriver:
     def _cancel(self, operation: Cancel) -> None:
         agent, replica = self._flights.pop(operation.attempt)
         agent.attempt = None
-        engine = self._engines[replica]
-        self._deliver(replica, engine.advance(self.clock.now))
-        engine.abort(operation.attempt, self.clock.now)
-        self._reschedule(replica)
+        self._fleet.abort(replica, operation.attempt)
         self._dispatch_failed(agent, operation.attempt, replica, operation.reason)
 
     def _dispatch_failed(self, agent: Agent, attempt: int, replica: str, reason: str) -> None:
@@ -304,43 +296,22 @@ class SimDriver:
 
     # Engines.
 
-    def _reschedule(self, replica: str) -> None:
-        at = self._engines[replica].next_event_time()
-        if at is not None and at != self._wakes[replica]:
-            self._wakes[replica] = at
-            self.clock.at(at, Priority.ENGINE, partial(self._wake, replica, at))
-        elif at is None:
-            self._wakes[replica] = None
-
-    def _wake(self, replica: str, at: int) -> None:
-        if self._wakes[replica] != at:
-            return  # an arrival has changed what happens next; another wake-up is scheduled
-        self._wakes[replica] = None
-        self._deliver(replica, self._engines[replica].advance(at))
-        self._reschedule(replica)
-
-    def _deliver(self, replica: str, events: list[EngineEvent]) -> None:
-        for event in events:
-            agent, _ = self._flights[event.id]
-            turn_id = agent.open.turn.id if agent.open is not None else ""
-            if event.kind == "first_token":
-                assert agent.open is not None
-                agent.open.first_token = event.time
-                self._feed(
-                    ev.FirstToken(self.clock.now, agent.session.id, turn_id, event.id, replica)
-                )
-            elif event.kind == "finished":
-                self._finish_turn(agent, event, replica)
-            else:
-                del self._flights[event.id]
-                agent.attempt = None
-                reason = event.reason or "refused by the engine"
-                self._feed(
-                    ev.TurnFailed(
-                        self.clock.now, agent.session.id, turn_id, event.id, replica, reason
-                    )
-                )
-                self._fail_turn(agent, "too_long", reason)
+    def _deliver(self, replica: str, event: EngineEvent) -> None:
+        agent, _ = self._flights[event.id]
+        now, opened, session = self.clock.now, agent.open, agent.session.id
+        assert opened is not None
+        turn_id = opened.turn.id
+        if event.kind == "first_token":
+            opened.first_token = event.time
+            self._feed(ev.FirstToken(now, session, turn_id, event.id, replica))
+        elif event.kind == "finished":
+            self._finish_turn(agent, event, replica)
+        else:
+            del self._flights[event.id]
+            agent.attempt = None
+            reason = event.reason or "refused by the engine"
+            self._feed(ev.TurnFailed(now, session, turn_id, event.id, replica, reason))
+            self._fail_turn(agent, "too_long", reason)
 
     def _finish_turn(self, agent: Agent, event: EngineEvent, replica: str) -> None:
         now, opened, session = self.clock.now, agent.open, agent.session
@@ -387,8 +358,7 @@ class SimDriver:
 
     def _sample(self) -> None:
         now = self.clock.now
-        for replica, engine in self._engines.items():
-            self._deliver(replica, engine.advance(now))
+        for replica, engine in self._fleet:
             state = engine.state()
             self._recorder.replica(
                 ReplicaRecord(
@@ -396,8 +366,8 @@ class SimDriver:
                     replica=replica,
                     running=state.running,
                     waiting=state.waiting,
-                    kv_used=state.kv_used,
-                    kv_cached=state.kv_cached,
+                    kv_used=state.held_blocks / state.total_blocks,
+                    kv_cached=state.cached_blocks / state.total_blocks,
                     preemptions=state.preemptions,
                     prefill_tokens=state.prefill_tokens,
                     decode_tokens=state.decode_tokens,
@@ -405,12 +375,11 @@ class SimDriver:
             )
             if replica not in self._unsampled:
                 self._feed(ev.ReplicaSampled(now, replica, engine.sample()))
-            self._reschedule(replica)
         interval = nanoseconds(self.settings.sampling_interval_s)
         self.clock.at(now + interval, Priority.SAMPLE, self._sample)
 
     def _fault(self, fault: Fault) -> None:
-        now, engine = self.clock.now, self._engines[fault.replica]
+        now = self.clock.now
         if fault.kind == "recovered":
             self._unsampled.discard(fault.replica)
             self._feed(ev.ReplicaRecovered(now, fault.replica))
@@ -419,9 +388,7 @@ class SimDriver:
         elif fault.kind == "metrics-resume":
             self._unsampled.discard(fault.replica)
         else:
-            self._deliver(fault.replica, engine.advance(now))
-            lost = engine.reset(now)
-            self._wakes[fault.replica] = None
+            lost = self._fleet.reset(fault.replica)
             self._unsampled.add(fault.replica)
             self._feed(ev.ReplicaLost(now, fault.replica, "fault"))
             for attempt in lost:

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.control.plane import ControlPlane, ReplicaConfig
+from harness.capacity import Cluster
+from harness.control.ledger import ReplicaConfig
+from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
 from harness.sim.content import ContentIndex
 from harness.sim.driver import Recorder, SimDriver
@@ -14,9 +16,11 @@ from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineParams
 from harness.sim.settings import SimSettings
 from harness.sim.step_time import step_time_for
-from harness.topology import Cluster
 from schedulers.base import Scheduler
+from schedulers.views import Role
 from workloads.model import Session
+
+_ROLES: dict[str, Role] = {"mixed": "mixed", "prefill": "prefill", "decode": "decode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def simulate(
     plane = ControlPlane(
         scheduler,
         [
-            ReplicaConfig(r.id, r.role, Capacity(r.kv_tokens, r.kv_tokens, capacity_share))
+            ReplicaConfig(r.id, _ROLES[r.role], Capacity(r.kv_tokens, r.kv_tokens, capacity_share))
             for r in cluster.replicas
         ],
         progress=lambda attempt, now: driver.streamed(attempt, now),
