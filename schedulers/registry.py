@@ -26,6 +26,12 @@ SHIPPED: dict[str, str] = {
     "thunderagent-decay": "schedulers.thunderagent_decay:ThunderAgentDecay",
     "thunderagent-as-shipped": "schedulers.thunderagent_as_shipped:ThunderAgentAsShipped",
     "tao": "schedulers.tao:Tao",
+    "tao-no-cache": "schedulers.tao_ablations:TaoNoCache",
+    "tao-no-decay": "schedulers.tao_ablations:TaoNoDecay",
+    "tao-no-readiness": "schedulers.tao_ablations:TaoNoReadiness",
+    "tao-thunder-order": "schedulers.tao_ablations:TaoThunderOrder",
+    "tao-bfd": "schedulers.tao_ablations:TaoBfd",
+    "oracle-tools": "schedulers.tao_ablations:OracleTools",
 }
 
 

@@ -1,0 +1,157 @@
+"""What TAO reads off the cluster: room, cache credit, value, candidates. No decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from schedulers.pools import serving
+from schedulers.readiness import ReadinessPredictor
+from schedulers.short_first import BUFFER_TOKENS, queue_class, steps
+from schedulers.tao_config import TaoConfig
+from schedulers.tao_plan import UNLIMITED, Candidate, Snapshot
+from schedulers.tao_solver import Value
+from schedulers.types import NS
+from schedulers.views import ClusterView, ReplicaView, SessionView
+
+
+def room(
+    replica: ReplicaView, cluster: ClusterView, config: TaoConfig, decayed_at: int = -1
+) -> int:
+    """Tokens left: capacity minus what sessions with a place hold and a buffer for each.
+
+    With `decayed_at` (a time) the tokens of acting sessions are decayed as the settings say.
+    """
+    if replica.capacity_tokens is None:
+        return UNLIMITED
+    used = 0.0
+    for name in replica.sessions:
+        session = cluster.sessions[name]
+        tokens: float = cluster.tokens(name)
+        if session.phase == "acting":
+            tokens *= config.acting_weight
+            if decayed_at >= 0 and config.acting_half_life_s > 0:
+                idle = decayed_at - (session.idle_since or decayed_at)
+                tokens *= 2.0 ** (-idle / (config.acting_half_life_s * NS))
+        used += tokens + BUFFER_TOKENS
+    return int(replica.capacity_tokens - used)
+
+
+def credit(session: str, replica: str, now: int, cluster: ClusterView, config: TaoConfig) -> int:
+    """Quantised cache credit: floor(E * 2^(-(now - t_E) / half-life) / quantum); 0 unknown."""
+    evidence = cluster.evidence(session, replica) if config.use_cache else None
+    if evidence is None:
+        return 0
+    tokens: float = evidence.tokens
+    if config.cache_half_life_s > 0:
+        tokens *= 2.0 ** (-(now - evidence.at) / (config.cache_half_life_s * NS))
+    return int(tokens // config.credit_quantum_tokens)
+
+
+def ready(session: SessionView, now: int, predictor: ReadinessPredictor, config: TaoConfig) -> int:
+    """1 if a turn of it waits, or its tools are about to end."""
+    if not config.use_readiness:
+        return 0
+    return int(bool(session.waiting) or predictor.ready(session.id, now))
+
+
+def is_candidate(session: SessionView, now: int, config: TaoConfig) -> bool:
+    """Without a place, nothing of it running, and a turn waits or it has not been idle too long."""
+    if session.home is not None or session.in_flight:
+        return False
+    if session.waiting:
+        return True
+    idle = now - session.idle_since if session.idle_since is not None else 0
+    return session.turns_finished > 0 and (config.idle_ttl_s == 0 or idle < config.idle_ttl_s * NS)
+
+
+def queue_key(session: SessionView) -> tuple[int, int, str]:
+    """Order of the waiting pool: class, since when it waits, id."""
+    waiting = session.waiting_since
+    since = waiting if waiting is not None else session.paused_at
+    return queue_class(steps(session), bool(session.waiting)), since or 0, session.id
+
+
+def candidates(cluster: ClusterView, now: int, config: TaoConfig) -> list[SessionView]:
+    """The waiting pool in queue order, at most `max_candidates`."""
+    pool = [s for s in cluster.sessions.values() if is_candidate(s, now, config)]
+    return sorted(pool, key=queue_key)[: config.max_candidates]
+
+
+def signature(session: SessionView, epoch: int) -> tuple[Any, ...]:
+    """Changes when the session does: a plan made for another signature is not about it.
+
+    `epoch` counts its arrivals and tool starts.
+    """
+    return (
+        session.lifecycle,
+        session.phase,
+        steps(session),
+        session.tokens,
+        session.home,
+        len(session.waiting),
+        epoch,
+    )
+
+
+def snapshot(
+    cluster: ClusterView,
+    now: int,
+    config: TaoConfig,
+    predictor: ReadinessPredictor,
+    queued_tokens: Mapping[str, int],
+    epochs: Mapping[str, int],
+) -> Snapshot:
+    """Freeze what the planner needs."""
+    replicas = serving(cluster)
+    frozen = []
+    for session in candidates(cluster, now, config):
+        tokens = cluster.tokens(session.id)
+        frozen.append(
+            Candidate(
+                session=session.id,
+                tokens=tokens,
+                credits=tuple(credit(session.id, r.id, now, cluster, config) for r in replicas),
+                ready=ready(session, now, predictor, config),
+                footprint=config.footprint_sign * tokens,
+                queue_class=queue_key(session)[0],
+                queued_tokens=queued_tokens.get(session.id, tokens),
+                signature=signature(session, epochs.get(session.id, 0)),
+            )
+        )
+    return Snapshot(
+        now=now,
+        replicas=tuple(r.id for r in replicas),
+        room=tuple(room(r, cluster, config, now) for r in replicas),
+        candidates=tuple(frozen),
+        settings=config.plan_settings(),
+    )
+
+
+def pause_order(
+    replica: ReplicaView,
+    cluster: ClusterView,
+    now: int,
+    config: TaoConfig,
+    predictor: ReadinessPredictor,
+    acting: bool,
+) -> Iterator[SessionView]:
+    """Sessions with a place on the replica, the first to lose it first.
+
+    By value on this replica, then longest idle (acting) or first come; or fewest tokens.
+    """
+    phase = "acting" if acting else "reasoning"
+    here = [s for s in (cluster.sessions[name] for name in replica.sessions) if s.phase == phase]
+
+    def rank(session: SessionView) -> tuple[Any, ...]:
+        tokens = cluster.tokens(session.id)
+        if config.pause_order == "thunder":
+            return (tokens,)
+        value = Value(
+            credit(session.id, replica.id, now, cluster, config),
+            ready(session, now, predictor, config) if acting else 1,
+            config.footprint_sign * tokens,
+        )
+        return (value, session.idle_since if session.idle_since is not None else now)
+
+    return iter(sorted(here, key=rank))
