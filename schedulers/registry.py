@@ -32,6 +32,14 @@ SHIPPED: dict[str, str] = {
     "tao-thunder-order": "schedulers.tao_ablations:TaoThunderOrder",
     "tao-bfd": "schedulers.tao_ablations:TaoBfd",
     "oracle-tools": "schedulers.tao_ablations:OracleTools",
+    "lmetric": "schedulers.lmetric:LMetric",
+    "least-loaded": "schedulers.least_loaded:LeastLoaded",
+    "session-affinity": "schedulers.session_affinity:SessionAffinity",
+    "sticky": "schedulers.sticky:Sticky",
+    "power-of-two": "schedulers.power_of_two:PowerOfTwo",
+    "random": "schedulers.random_choice:RandomChoice",
+    "consistent-hash": "schedulers.consistent_hash:ConsistentHash",
+    "prefix-hash": "schedulers.prefix_hash:PrefixHash",
 }
 
 
