@@ -156,9 +156,10 @@ def concurrency_max(frames: Frames) -> Sample:
 
 
 def concurrency_share(frames: Frames) -> Sample:
-    if frames.workers <= 0:
+    peak = concurrency_max(frames).value
+    if frames.workers <= 0 or peak is None:
         return Sample(None, 0)
-    return ratio(concurrency_max(frames).value or 0, frames.workers, len(frames.roots), 100)
+    return ratio(peak, frames.workers, len(frames.roots), 100)
 
 
 def tasks_per_hour(frames: Frames) -> Sample:

@@ -128,13 +128,12 @@ class Frames:
     def _ttfet(self) -> pd.DataFrame:
         """Of each session with a served user-visible turn: wall time to its first token."""
         turns = self.turns.sort_values(["session", "turn"])
-        groups = turns.groupby("session", sort=True)
-        first_arrival = groups["arrived"].first()
-        tools_before = groups["tool_s"].cumsum() - turns["tool_s"]
+        first_arrival = turns.drop_duplicates("session").set_index("session")["arrived"]
+        tools_before = turns.groupby("session")["tool_s"].cumsum() - turns["tool_s"]
         visible = turns.assign(before=tools_before)
         shown = visible["visible"].astype(bool) | visible["last"].astype(bool)
         visible = visible[shown & (visible["status"] == "ok")]
-        visible = visible.groupby("session", sort=True).first()
+        visible = visible.drop_duplicates("session").set_index("session")
         gross = (visible["first_token"] - first_arrival.reindex(visible.index)) / NS
         return pd.DataFrame({"gross": gross, "net": gross - visible["before"]}).astype(np.float64)
 
@@ -185,7 +184,8 @@ class Frames:
     @cached_property
     def last_samples(self) -> pd.DataFrame:
         """The last state of each replica, where its cumulative counters are totals."""
-        return self.replicas.sort_values("time", kind="stable").groupby("replica").last()
+        ordered = self.replicas.sort_values("time", kind="stable")
+        return ordered.drop_duplicates("replica", keep="last")
 
     @cached_property
     def meets_turn_slo(self) -> NDArray[np.bool_] | None:
@@ -201,9 +201,10 @@ class Frames:
         if "ttft_s" in slo:
             met = met & (elapsed(turns["first_token"], turns["arrived"]) <= slo["ttft_s"])
         if "tpot_ms" in slo:
-            gaps = np.maximum(numbers(turns["output_tokens"]) - 1, 1)
+            # A turn of one token has no gaps, so it cannot miss.
+            gaps = numbers(turns["output_tokens"]) - 1
             decode = elapsed(turns["finished"], turns["first_token"])
-            met = met & (1e3 * decode / gaps <= slo["tpot_ms"])
+            met = met & ((gaps < 1) | (1e3 * decode <= slo["tpot_ms"] * gaps))
         return met
 
 

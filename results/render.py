@@ -163,7 +163,7 @@ class _Form(NamedTuple):
 
 def _form(entries: Sequence[Entry], width: int) -> _Form:
     """The roomiest form in which every entry of a column fits."""
-    values = max(len(entry.value) + entry.best for entry in entries)
+    values = max(len(_starred(entry)) for entry in entries)
     for form in (
         _Form(values > width, False, False),
         _Form(values > width, False, True),
@@ -172,6 +172,11 @@ def _form(entries: Sequence[Entry], width: int) -> _Form:
         if all(len(line) <= width for entry in entries for line in _change_lines(entry, form)):
             return form
     return _Form(values > width, True, True)
+
+
+def _starred(entry: Entry) -> str:
+    mean, *spread = entry.value.split(" ")
+    return " ".join([f"{mean}*" if entry.best else mean, *spread])
 
 
 def _change_lines(entry: Entry, form: _Form) -> list[str]:
@@ -184,7 +189,7 @@ def _entry_text(entry: Entry, form: _Form, label: str) -> Text:
     from rich.text import Text
 
     text = Text(style="italic" if label == "published" else "")
-    value = f"{entry.value}*" if entry.best else entry.value
+    value = _starred(entry)
     if form.spread_apart:
         value = value.replace(" ±", "\n±")
     if value:

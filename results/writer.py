@@ -162,12 +162,9 @@ class CellWriter:
 
     def close(self) -> None:
         """Flushes and closes the logs. A cell only closed counts as partial."""
-        with disk(self.path, "write the event log"):
-            for file in self._files.values():
-                if not file.closed:
-                    file.flush()
-                    os.fsync(file.fileno())
-                    file.close()
+        problems = [p for p in map(_close_on_disk, self._files.values()) if p is not None]
+        if problems:
+            raise disk_error(self.path, "write the event log", problems[0]) from problems[0]
 
     def __enter__(self) -> Self:
         return self
@@ -179,8 +176,10 @@ class CellWriter:
         trace: TracebackType | None,
     ) -> None:
         if self._directory >= 0:
-            self.close()
-            self._release()
+            try:
+                self.close()
+            finally:
+                self._release()
 
     def _write(self, kind: str, line: str) -> None:
         try:
@@ -202,6 +201,22 @@ def _set_aside(path: Path) -> None:
     while (aside := path.with_name(f"{path.name}.partial-{number}")).exists():
         number += 1
     path.rename(aside)
+
+
+def _close_on_disk(file: BinaryIO) -> OSError | None:
+    """Closes whatever happens, so that one full disk does not leave other logs open."""
+    problem = None
+    try:
+        if not file.closed:
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        problem = error
+    try:
+        file.close()
+    except OSError as error:
+        problem = problem or error
+    return problem
 
 
 def _put_parquet(name: str, content: Any, directory: int) -> None:
