@@ -1,0 +1,36 @@
+"""Prompts as literal lists of tokens: slow, and obviously what the trace says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workloads.model import Session
+
+Token = tuple[str, int, str, int]
+
+
+def literal_prompts(session: Session) -> tuple[list[list[Token]], list[list[Token]]]:
+    """Every turn's prompt, and prompt with output, token by token."""
+    prompts: list[list[Token]] = []
+    lines: list[list[Token]] = []
+    for number, turn in enumerate(session.turns):
+        prompt: list[Token] = []
+        if turn.kept_turn is None:
+            for part in turn.shared:
+                prompt.extend((part.id, -1, "shared", i) for i in range(part.tokens))
+        else:
+            prompt.extend(lines[turn.kept_turn][: turn.kept_tokens])
+        prompt.extend((session.id, number, "new", i) for i in range(turn.new_tokens))
+        prompts.append(prompt)
+        lines.append(prompt + [(session.id, number, "out", i) for i in range(turn.output_tokens)])
+    return prompts, lines
+
+
+def common_prefix(one: Sequence[Token], other: Sequence[Token]) -> int:
+    """Tokens that two lines start with alike."""
+    length = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        length += 1
+    return length

@@ -1,0 +1,1 @@
+"""Seeded generators of sessions, one module a family; every parameter names its source."""
