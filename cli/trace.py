@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from agentsched import UsageError
 from cli.console import print_columns
 
 app = typer.Typer(no_args_is_help=True, help="Convert, describe and check workload traces.")
@@ -66,3 +67,35 @@ def validate(trace: TRACE) -> None:
     sessions = load_trace(trace)
     turns = sum(len(session.turns) for session in sessions)
     print(f"{trace}: valid, {len(sessions):,} sessions, {turns:,} turns")
+
+
+@app.command("convert")
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A recorded file, or its folder.")
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="The native trace: .jsonl or .jsonl.gz.")
+    ],
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="Of the source; found out from its first line unless given."),
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Keep so many sessions, at even ranks of length.")
+    ] = None,
+) -> None:
+    """Turn a trace of another format (LMCache, Weka, Mooncake, Azure) into a native one."""
+    from workloads.readers.convert import convert as read_all
+    from workloads.readers.convert import data_file, quantile_sample, read_any
+    from workloads.trace import write_trace
+
+    if out.suffix not in (".jsonl", ".gz"):
+        raise UsageError(f"-o {out}: not the name of a trace", "end it in .jsonl or .jsonl.gz")
+    if out.exists() and out.samefile(data_file(source)):
+        raise UsageError(f"-o {out}: is the source itself", "write to another file")
+    if sample is None:
+        count = write_trace(out, read_any(source, format_))
+    else:
+        count = write_trace(out, quantile_sample(read_all(source, format_), sample))
+    print(f"{out}: {count:,} sessions")

@@ -162,12 +162,6 @@ def why_invalid(summary: Mapping[str, Any], max_failed_share: float) -> str | No
     def value(tag: str) -> float:
         return float(metrics[tag]["value"] or 0)
 
-    workers = summary["cell"]["workers"]
-    if value("concurrency_share") < 100:
-        return (
-            f"target concurrency not reached: at most {value('concurrency_max'):.0f} sessions were "
-            f"active at once, {workers} workers were asked for; use fewer workers or more sessions"
-        )
     total = metrics["sessions_failed"]["n"]
     failed = value("sessions_failed") + value("sessions_rejected")
     if failed > max_failed_share * total:
@@ -177,4 +171,10 @@ def why_invalid(summary: Mapping[str, Any], max_failed_share: float) -> str | No
         )
     if value("turns_ok") == 0:
         return "no turn was served"
+    if value("concurrency_share") < 100:
+        return (
+            f"target concurrency not reached: at most {value('concurrency_max'):.0f} sessions were "
+            f"active at once, but {summary['cell']['workers']} workers were asked for; use fewer "
+            "workers or more sessions"
+        )
     return None
