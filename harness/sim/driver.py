@@ -107,8 +107,9 @@ class SimDriver:
 
     def streamed(self, attempt: int, now: int) -> int:
         """Output tokens of a dispatch that its client has received by `now`."""
-        _, replica = self._flights[attempt]
-        return self._fleet.streamed(replica, attempt)
+        flight = self._flights.get(attempt)
+        # A policy may ask between its Resume and the dispatch that follows from it.
+        return 0 if flight is None else self._fleet.streamed(flight[1], attempt)
 
     # Agents.
 

@@ -1,0 +1,102 @@
+"""Small simulated clusters with step times simple enough to compute by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.control.ledger import ReplicaConfig
+from harness.control.plane import ControlPlane
+from harness.control.records import Capacity
+from harness.sim.content import ContentIndex
+from harness.sim.driver import SimDriver
+from harness.sim.engine import Engine
+from harness.sim.engine_types import DecodePiece, EngineParams
+from harness.sim.settings import SimSettings
+from results.records import DecisionRecord, ReplicaRecord, SessionRecord, TurnRecord
+from schedulers.base import Scheduler
+from workloads.model import Session
+
+MS = 1_000_000
+"""Nanoseconds in a millisecond."""
+PS_PER_MS = 10**9
+
+
+class FlatStep:
+    """Every step takes 10 ms, plus 1 ms for each prefill token."""
+
+    def decode_piece(self, decodes: int, context_sum: int) -> DecodePiece:
+        return DecodePiece(10 * PS_PER_MS, 0, 1 << 62)
+
+    def mixed_ps(self, chunks: Sequence[tuple[int, int]], decodes: int, context_sum: int) -> int:
+        return (10 + sum(new for new, _ in chunks)) * PS_PER_MS
+
+
+@dataclass
+class Records:
+    """A recorder that keeps everything."""
+
+    turns: list[TurnRecord] = field(default_factory=list)
+    sessions: list[SessionRecord] = field(default_factory=list)
+    replicas: list[ReplicaRecord] = field(default_factory=list)
+    decisions: list[DecisionRecord] = field(default_factory=list)
+
+    def turn(self, record: TurnRecord) -> None:
+        self.turns.append(record)
+
+    def session(self, record: SessionRecord) -> None:
+        self.sessions.append(record)
+
+    def replica(self, record: ReplicaRecord) -> None:
+        self.replicas.append(record)
+
+    def decision(self, record: DecisionRecord) -> None:
+        self.decisions.append(record)
+
+
+@dataclass
+class Played:
+    """A finished simulation."""
+
+    makespan: int
+    records: Records
+    plane: ControlPlane
+    driver: SimDriver
+    engines: dict[str, Engine]
+
+
+def play(
+    sessions: list[Session],
+    scheduler: Scheduler,
+    *,
+    workers: int | None = 1,
+    replicas: int = 1,
+    blocks: int = 1000,
+    settings: SimSettings | None = None,
+    params: EngineParams | None = None,
+    context_limit: int = 100_000,
+) -> Played:
+    """Run sessions on replicas r0, r1, ... with flat step times."""
+    params = params or EngineParams(null_blocks=0)
+    contents = ContentIndex(params.block_size)
+    names = [f"r{i}" for i in range(replicas)]
+    engines = {name: Engine(params, FlatStep(), blocks, contents) for name in names}
+    capacity = Capacity(blocks * params.block_size)
+    records = Records()
+    plane = ControlPlane(
+        scheduler,
+        [ReplicaConfig(name, "mixed", capacity) for name in names],
+        progress=lambda attempt, now: driver.streamed(attempt, now),
+        log=records.decision,
+    )
+    driver = SimDriver(
+        sessions,
+        workers=workers,
+        plane=plane,
+        engines=engines,
+        contents=contents,
+        context_limit=context_limit,
+        settings=settings or SimSettings(),
+        recorder=records,
+    )
+    return Played(driver.run(), records, plane, driver, engines)
