@@ -1,0 +1,371 @@
+"""Composition of engine steps: the scheduling loop of vLLM v1.
+
+Every step hands a token budget first to the running sequences in order, then, unless one had to
+be preempted, to the waiting ones (`v1/core/sched/scheduler.py`, `Scheduler.schedule`). There are
+two ways through a step. The usual one takes the decoding sequences as a group: possible when all
+of them get their token. The other one, `_walk`, goes through the list one by one.
+"""
+
+from __future__ import annotations
+
+from agentsched import SimulationError
+from harness.sim.block_cache import NO_MATCH, BlockCache
+from harness.sim.engine_types import EngineParams
+from harness.sim.overlap import Overlap
+from harness.sim.sequence import DecodeGroup, Sequence
+from harness.sim.waiting import Waiting, waiting_queue
+
+
+class Batch:
+    """One step: prefill `chunks` of (sequence, new, computed before), and `decodes` sequences.
+
+    `walked` lists a one-by-one step in order; it is None if the decodes are the whole group.
+    """
+
+    __slots__ = ("chunks", "context", "decodes", "observed", "preempted", "stuck", "walked")
+
+    def __init__(self) -> None:
+        self.chunks: list[tuple[Sequence, int, int]] = []
+        self.decodes = 0
+        self.context = 0
+        self.walked: list[tuple[Sequence, int]] | None = None
+        self.preempted: list[Sequence] = []
+        self.stuck = False
+        """A waiting request blocks the queue; only a request that ends can change that."""
+        self.observed = False
+        """The text of the blocking request is being written: what it can hit changes."""
+
+
+class Batcher:
+    """Running and waiting sequences of one engine, and its KV blocks."""
+
+    def __init__(self, params: EngineParams, cache: BlockCache) -> None:
+        self.params = params
+        self.cache = cache
+        self.group = DecodeGroup(params.block_size)
+        self.running: dict[int, Sequence] = {}
+        self.waiting: Waiting = waiting_queue(params.policy)
+        self.preemptions = 0
+        self.queried = 0
+        """Prompt tokens looked up in the prefix cache, requests admitted again not counted."""
+        self.hit = 0
+        self._size = params.block_size
+        self._fcfs = params.policy == "fcfs"
+        self._watermark = int(params.watermark * cache.total)
+        self._overlap = Overlap(params.block_size)
+        self._prefills: list[Sequence] = []
+        self._next_place = 0
+        self._loose = False
+        """Decoding sequences are outside the group, since the last step was walked."""
+        self._starved = False
+        """A decoding sequence got no token in the last step."""
+
+    def clear(self) -> None:
+        """Lose everything, as when the replica dies."""
+        self.cache.clear()
+        self.group.clear()
+        self.running.clear()
+        self.waiting.clear()
+        self._overlap.clear()
+        self._prefills.clear()
+        self._loose = self._starved = False
+
+    # ---- one step ----------------------------------------------------------------------------
+
+    def schedule(self) -> Batch:
+        """Compose the next step and allocate its blocks."""
+        params, group, running = self.params, self.group, self.running
+        budget = params.max_num_batched_tokens
+        threshold = params.long_prefill_token_threshold
+        if threshold and len(running) + len(self.waiting) <= 1:
+            threshold = 0
+        prefills = self._prefills
+        decodes = len(running) - len(prefills)
+        if self._overlap.pairs or self._starved or decodes > budget:
+            return self._walk(threshold)
+        if self._loose:
+            self._loose = False
+            for sequence in running.values():
+                if sequence.decoding:
+                    group.add(sequence)
+        batch = Batch()
+        budget -= decodes
+        blocks = group.new_blocks(0, 1)
+        shares: list[int] = []
+        if prefills:
+            shares = self._prefill_shares(budget, threshold)
+            budget -= sum(shares)
+            if budget < 0:
+                return self._walk(threshold)
+            size = self._size
+            for sequence, new in zip(prefills, shares, strict=True):
+                assert sequence.holding is not None
+                blocks += -(-(sequence.computed + new) // size) - sequence.holding.blocks
+        if blocks > self.cache.free:
+            return self._walk(threshold)
+        batch.decodes, batch.context = decodes, group.context
+        self.cache.take(group.new_blocks(0, 1))
+        for sequence, new in zip(prefills, shares, strict=True):
+            if new:
+                self._extend(sequence, new)
+                batch.chunks.append((sequence, new, sequence.computed))
+        if self.waiting:
+            self._admit(batch, budget, threshold)
+        return batch
+
+    def _prefill_shares(self, budget: int, threshold: int) -> list[int]:
+        """Tokens for each running prefill; they sum to more than the budget if order matters."""
+        prefills = self._prefills
+        shares = [sequence.tokens - sequence.computed for sequence in prefills]
+        if threshold:
+            shares = [min(share, threshold) for share in shares]
+        if len(prefills) == 1 and next(reversed(self.running.values())) is prefills[0]:
+            shares[0] = min(shares[0], budget)
+        return shares
+
+    def _walk(self, threshold: int) -> Batch:
+        """Compose a step sequence by sequence, preempting where blocks run out."""
+        cache, size = self.cache, self._size
+        self._ungroup()
+        batch = Batch()
+        budget = self.params.max_num_batched_tokens
+        order = list(self.running.values())
+        shares: dict[Sequence, int] = {}
+        index = 0
+        while index < len(order) and budget > 0:
+            sequence = order[index]
+            new = sequence.tokens - sequence.computed
+            if 0 < threshold < new:
+                new = threshold
+            new = min(new, budget)
+            holding = sequence.holding
+            assert holding is not None
+            blocks = -(-(sequence.computed + new) // size) - holding.blocks
+            while blocks > cache.free and sequence.running:
+                victim = order[-1] if self._fcfs else max(order, key=_last_to_run)
+                at = order.index(victim)
+                del order[at]
+                if at < index:
+                    index -= 1
+                budget += shares.pop(victim, 0)
+                self._preempt(victim)
+                batch.preempted.append(victim)
+            if not sequence.running:
+                break
+            self._extend(sequence, new)
+            shares[sequence] = new
+            budget -= new
+            index += 1
+        batch.walked = list(shares.items())
+        for sequence, new in batch.walked:
+            if sequence.decoding:
+                batch.decodes += 1
+                batch.context += sequence.tokens
+            else:
+                batch.chunks.append((sequence, new, sequence.computed))
+        if not batch.preempted and self.waiting:
+            before = len(batch.chunks)
+            self._admit(batch, budget, threshold)
+            batch.walked += [(sequence, new) for sequence, new, _ in batch.chunks[before:]]
+        return batch
+
+    def _admit(self, batch: Batch, budget: int, threshold: int) -> None:
+        """Start waiting sequences, in order, until one does not fit."""
+        params, cache, size, waiting = self.params, self.cache, self._size, self.waiting
+        while waiting and budget > 0 and len(self.running) < params.max_num_seqs:
+            sequence = waiting.first()
+            tokens, line = sequence.tokens, sequence.line
+            match = NO_MATCH
+            if cache.caching:
+                for writer in self._overlap.writers(line):
+                    self._fill_written(writer, 0)
+                match = cache.match(line, (tokens - 1) // size)
+            computed = match.blocks * size
+            new = tokens - computed
+            if 0 < threshold < new:
+                new = threshold
+            if new > budget:
+                if not params.chunked_prefill:
+                    break
+                new = budget
+            # Free blocks that are hit leave the free queue, so they count as needed.
+            spare = cache.free - match.free + match.blocks
+            if self.running:
+                spare -= self._watermark
+            needed = tokens if params.reserve_full_input else computed + new
+            if -(-needed // size) > spare:
+                break
+            waiting.pop_first()
+            self._start(sequence, computed)
+            sequence.holding = cache.acquire(line, match)
+            self._overlap.enter(sequence)
+            self._extend(sequence, new)
+            batch.chunks.append((sequence, new, computed))
+            budget -= new
+        if waiting:
+            batch.stuck = self._fcfs
+            batch.observed = bool(self._overlap.writers(waiting.first().line))
+
+    def _start(self, sequence: Sequence, computed: int) -> None:
+        sequence.place = self._next_place
+        self._next_place += 1
+        sequence.running = True
+        sequence.computed = computed
+        self.running[sequence.id] = sequence
+        self._prefills.append(sequence)
+        if sequence.cached < 0:
+            sequence.cached = computed
+            if self.cache.caching:
+                self.queried += sequence.tokens
+                self.hit += computed
+
+    def _extend(self, sequence: Sequence, new: int) -> None:
+        """Give the sequence slots for its next `new` tokens, and hash what gets full."""
+        holding, size = sequence.holding, self._size
+        assert holding is not None
+        upto = sequence.computed + new
+        blocks = -(-upto // size) - holding.blocks
+        if blocks > 0:
+            self.cache.take(blocks)
+            holding.blocks += blocks
+        self.cache.fill(holding, upto // size)
+
+    def _ungroup(self) -> None:
+        if self.group.count:
+            for sequence in self.running.values():
+                if sequence.grouped:
+                    self.group.remove(sequence)
+                    assert sequence.holding is not None
+                    self.cache.fill(sequence.holding, sequence.computed // self._size)
+        self._loose = True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop(sequence)
+        sequence.computed = 0
+        sequence.decoding = False
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.waiting.put_back(sequence)
+
+    # ---- between steps -----------------------------------------------------------------------
+
+    def executed(self, batch: Batch, steps: int, longest_ps: int, end_ps: int) -> None:
+        """The batch ran for `steps` steps (more than one only for the group alone)."""
+        self.group.advance(steps, longest_ps, end_ps)
+        for sequence, new, _ in batch.chunks:
+            sequence.computed += new
+        if batch.walked is not None:
+            for sequence, _ in batch.walked:
+                if sequence.decoding:
+                    sequence.computed += 1
+
+    def take_next_step(self, steps: int) -> None:
+        """Allocate what the group needs in the `steps` steps after its next one."""
+        self.cache.take(self.group.new_blocks(1, steps + 1))
+
+    def due(self, batch: Batch) -> list[Sequence]:
+        """After a step: sequences that got a token outside the group or ended, in order.
+
+        Those of the group that are done have been removed from it.
+        """
+        if batch.walked is not None:
+            return [s for s, _ in batch.walked if s.running and s.computed == s.tokens]
+        due = self.group.pop_done() if self.group.count else []
+        for sequence in due:
+            self.group.remove(sequence)
+        if batch.chunks:
+            prefilled = [s for s, _, _ in batch.chunks if s.running and s.computed == s.tokens]
+            if due and prefilled:
+                due = sorted(due + prefilled, key=_place)
+            elif prefilled:
+                due = prefilled
+        return due
+
+    def token(self, sequence: Sequence) -> None:
+        """The sequence got a token from a prefill or in a walked step."""
+        sequence.tokens += 1
+        if not sequence.decoding:
+            sequence.decoding = True
+            self._prefills.remove(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """It goes on decoding."""
+        if not self._loose:
+            self.group.add(sequence)
+
+    def walked_until(self, end_ps: int) -> None:
+        """Called after a walked step's tokens are out: notes who got none."""
+        self._starved = any(s.decoding and s.last_token_ps != end_ps for s in self.running.values())
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is: it is done or aborted."""
+        if sequence.running:
+            self._stop(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.gone = True
+
+    def _stop(self, sequence: Sequence) -> None:
+        if sequence.grouped:
+            self.group.remove(sequence)
+        holding = sequence.holding
+        assert holding is not None
+        if sequence.decoding:
+            self.cache.fill(holding, sequence.computed // self._size)
+        else:
+            self._prefills.remove(sequence)
+        self.cache.release(holding)
+        sequence.holding = None
+        sequence.running = False
+        del self.running[sequence.id]
+        self._overlap.leave(sequence)
+
+    # ---- observation -------------------------------------------------------------------------
+
+    def observe(self, in_step: bool) -> None:
+        """Bring the cache up to date with what the group has written.
+
+        With `in_step` the group's next step has begun, its blocks are hashed at allocation.
+        """
+        for sequence in self.running.values():
+            if sequence.grouped:
+                self._fill_written(sequence, 0 if in_step else 1)
+
+    def _fill_written(self, sequence: Sequence, unfed: int) -> None:
+        if sequence.grouped:
+            assert sequence.holding is not None
+            tokens = self.group.step + sequence.base - unfed
+            self.cache.fill(sequence.holding, tokens // self._size)
+
+
+def _place(sequence: Sequence) -> int:
+    return sequence.place
+
+
+def _last_to_run(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.arrived_ps
+
+
+def never_runs(params: EngineParams, blocks: int, prompt: int, final: int) -> str | None:
+    """Why a request of `final` tokens in the end can never be served; None if it can."""
+    limit = params.max_model_len
+    if limit is not None and final > limit:
+        return f"prompt {prompt} + output {final - prompt} tokens exceed the maximum length {limit}"
+    # The last token is sampled, never fed: its KV is not needed.
+    if -(-(final - 1) // params.block_size) > blocks:
+        capacity = blocks * params.block_size
+        return f"prompt {prompt} + output {final - prompt} tokens exceed the KV cache ({capacity})"
+    if not params.chunked_prefill and final - 1 > params.max_num_batched_tokens:
+        return (
+            f"prompt {prompt} + output {final - prompt} tokens exceed the step budget "
+            f"{params.max_num_batched_tokens} with chunked prefill off"
+        )
+    return None
+
+
+def stalled(waiting: int) -> SimulationError:
+    """The error for an engine that has work and cannot start any."""
+    return SimulationError(
+        f"the engine cannot start any of {waiting} waiting requests though none runs",
+        "this is a bug in the engine simulator; please report it",
+    )

@@ -1,0 +1,344 @@
+"""A replica's KV block pool with prefix cache, at the cost of runs instead of blocks.
+
+Semantics of vLLM v1 (`v1/core/block_pool.py`, `single_type_kv_cache_manager.py`), block by block:
+
+- a full block is hashed when its slots are allocated, and several blocks may hold the same
+  content; of those the one hashed first is the one that is hit;
+- blocks nobody holds wait in one queue, allocation takes from its front (which evicts), a hit
+  takes the block out of the middle;
+- a request's blocks are freed last block first: hashed ones go to the queue's end, others to its
+  front.
+
+Here a stretch of neighbouring blocks with the same holders is one `Extent`. Blocks without a hash
+are interchangeable and always in front of the queue, so they are only counted.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from operator import attrgetter
+from typing import NamedTuple
+
+from agentsched import SimulationError, TopologyError
+from harness.sim.content import Line
+
+_by_place = attrgetter("lo", "seq")
+
+
+class Extent:
+    """Physical blocks with the content of blocks `lo`..`hi`-1 of a branch.
+
+    `seq` tells copies of the same content apart: the smaller was hashed first. `refs` requests
+    hold all of it; with 0 it is a node of the free queue, its last block in front.
+    """
+
+    __slots__ = ("after", "before", "branch", "hi", "lo", "refs", "seq")
+
+    def __init__(self, branch: int, lo: int, hi: int, seq: int, refs: int) -> None:
+        self.branch = branch
+        self.lo = lo
+        self.hi = hi
+        self.seq = seq
+        self.refs = refs
+        self.before: Extent = self
+        self.after: Extent = self
+
+
+class Match(NamedTuple):
+    """The cached beginning of a text: `blocks` blocks, of which `free` are held by nobody."""
+
+    pieces: list[tuple[Extent, int, int]]
+    blocks: int
+    free: int
+
+
+NO_MATCH = Match([], 0, 0)
+
+
+class Holding:
+    """The blocks one request holds: `blocks` in all, the first `hashed` of them with content."""
+
+    __slots__ = ("blocks", "cursor", "hashed", "line", "pieces")
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.pieces: list[tuple[Extent, int, int]] = []
+        self.blocks = 0
+        self.hashed = 0
+        self.cursor = 0
+        """Index of the run of `line` in which the next block to be hashed lies."""
+
+
+class BlockCache:
+    """All KV blocks of a replica.
+
+    Args:
+        blocks: usable blocks.
+        caching: whether full blocks are kept for later requests.
+    """
+
+    def __init__(self, blocks: int, caching: bool = True) -> None:
+        if blocks < 1:
+            raise TopologyError(
+                f"the KV cache has {blocks} usable blocks",
+                "use more or larger GPUs, a smaller model, or a higher gpu_memory_utilization",
+            )
+        self.total = blocks
+        self.caching = caching
+        self.evicted = 0
+        self._seq = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Everything free and without content (a replica that restarts)."""
+        self.free = self.total
+        self.cached = 0
+        self._blank = self.total
+        self._branches: dict[int, list[Extent]] = {}
+        self._queue = Extent(-1, 0, 0, -1, 0)
+
+    # ---- lookup ------------------------------------------------------------------------------
+
+    def match(self, line: Line, limit: int) -> Match:
+        """The longest cached beginning of `line`, at most `limit` blocks."""
+        if not self.caching:
+            return NO_MATCH
+        pieces: list[tuple[Extent, int, int]] = []
+        position = free = 0
+        branches = self._branches
+        for branch, lo, hi in line.runs:
+            if lo >= limit:
+                break
+            extents = branches.get(branch)
+            if extents is None:
+                break
+            if hi > limit:
+                hi = limit
+            while position < hi:
+                extent, end = _first_copy(extents, position, hi)
+                if extent is None:
+                    return Match(pieces, position, free)
+                pieces.append((extent, position, end))
+                if extent.refs == 0:
+                    free += end - position
+                position = end
+        return Match(pieces, position, free)
+
+    # ---- holding -----------------------------------------------------------------------------
+
+    def acquire(self, line: Line, match: Match) -> Holding:
+        """Hold the matched blocks; the match must be fresh."""
+        holding = Holding(line)
+        for extent, lo, hi in match.pieces:
+            if not extent.lo <= lo < extent.hi:
+                extent = self._part(extent.branch, extent.seq, lo)
+            if extent.lo < lo:
+                extent = self._split(extent, lo)
+            if hi < extent.hi:
+                self._split(extent, hi)
+            if extent.refs == 0:
+                self._unlink(extent)
+                self.free -= hi - lo
+            extent.refs += 1
+            holding.pieces.append((extent, lo, hi))
+        holding.blocks = holding.hashed = match.blocks
+        return holding
+
+    def take(self, count: int) -> None:
+        """Allocate `count` blocks from the front of the free queue, evicting what they held."""
+        if count > self.free:
+            raise SimulationError(
+                f"{count} KV blocks were asked for, {self.free} are free",
+                "this is a bug in the engine simulator; please report it",
+            )
+        self.free -= count
+        if count <= self._blank:
+            self._blank -= count
+            return
+        count -= self._blank
+        self._blank = 0
+        self.evicted += count
+        self.cached -= count
+        queue = self._queue
+        while count:
+            extent = queue.after
+            size = extent.hi - extent.lo
+            if size > count:
+                extent.hi -= count
+                return
+            count -= size
+            self._unlink(extent)
+            self._drop(extent)
+
+    def fill(self, holding: Holding, full: int) -> None:
+        """Hash the holding's blocks up to its first `full`; they must have been allocated."""
+        hashed = holding.hashed
+        if full <= hashed or not self.caching:
+            return
+        self.cached += full - hashed
+        runs = holding.line.runs
+        while hashed < full:
+            branch, _, hi = runs[holding.cursor]
+            if hashed >= hi:
+                holding.cursor += 1
+                continue
+            end = hi if hi < full else full
+            self._hash(holding, branch, hashed, end)
+            hashed = end
+        holding.hashed = hashed
+
+    def release(self, holding: Holding) -> None:
+        """Free the holding's blocks, the last first."""
+        blank = holding.blocks - holding.hashed
+        self._blank += blank
+        self.free += blank
+        for extent, lo, hi in reversed(holding.pieces):
+            if extent.hi == hi and extent.lo == lo:
+                self._let_go(extent)
+                continue
+            seq = extent.seq
+            parts = [e for e in self._branches[extent.branch] if e.seq == seq and lo <= e.lo < hi]
+            for part in reversed(parts):
+                self._let_go(part)
+        holding.pieces = []
+        holding.blocks = holding.hashed = 0
+
+    # ---- extents -----------------------------------------------------------------------------
+
+    def _hash(self, holding: Holding, branch: int, lo: int, hi: int) -> None:
+        extents = self._branches.get(branch)
+        if extents is None:
+            extents = self._branches[branch] = []
+        elif holding.pieces:
+            last, start, end = holding.pieces[-1]
+            if (
+                end == lo
+                and last.hi == lo
+                and last.branch == branch
+                and last.refs == 1
+                and (len(extents) == 1 or not _any_copy(extents, lo, hi))
+            ):
+                last.hi = hi
+                holding.pieces[-1] = (last, start, hi)
+                return
+        self._seq += 1
+        extent = Extent(branch, lo, hi, self._seq, 1)
+        _place(extents, extent)
+        holding.pieces.append((extent, lo, hi))
+
+    def _part(self, branch: int, seq: int, position: int) -> Extent:
+        for extent in self._branches[branch]:
+            if extent.seq == seq and extent.lo <= position < extent.hi:
+                return extent
+        raise SimulationError(
+            f"no part of extent {seq} holds block {position} of branch {branch}",
+            "this is a bug in the engine simulator; please report it",
+        )
+
+    def _split(self, extent: Extent, at: int) -> Extent:
+        """Cut the extent before block `at`; it keeps the lower part, the upper is returned."""
+        upper = Extent(extent.branch, at, extent.hi, extent.seq, extent.refs)
+        extent.hi = at
+        _place(self._branches[extent.branch], upper)
+        if extent.refs == 0:
+            upper.before, upper.after = extent.before, extent
+            extent.before.after = upper
+            extent.before = upper
+        return upper
+
+    def _let_go(self, extent: Extent) -> None:
+        extent.refs -= 1
+        if extent.refs:
+            return
+        self.free += extent.hi - extent.lo
+        last = self._queue.before
+        if last.branch == extent.branch and last.lo == extent.hi and self._joins(extent, last):
+            self._unlink(last)
+            self._drop(last)
+            extent.hi = last.hi
+        queue = self._queue
+        extent.before, extent.after = queue.before, queue
+        queue.before.after = extent
+        queue.before = extent
+
+    def _joins(self, lower: Extent, upper: Extent) -> bool:
+        """Whether two neighbours may become one: their order among other copies must not matter."""
+        if lower.seq == upper.seq:
+            return True
+        lo, hi = lower.lo, upper.hi
+        return not any(
+            e.lo < hi and lo < e.hi and e is not lower and e is not upper
+            for e in self._branches[lower.branch]
+        )
+
+    @staticmethod
+    def _unlink(extent: Extent) -> None:
+        extent.before.after = extent.after
+        extent.after.before = extent.before
+
+    def _drop(self, extent: Extent) -> None:
+        extents = self._branches[extent.branch]
+        if len(extents) == 1:
+            del self._branches[extent.branch]
+            return
+        for index, other in enumerate(extents):
+            if other is extent:
+                del extents[index]
+                return
+
+    # ---- for checks --------------------------------------------------------------------------
+
+    def free_queue(self) -> list[tuple[int, int] | None]:
+        """(branch, block) of every free block from the front; None for one without content."""
+        queue: list[tuple[int, int] | None] = [None] * self._blank
+        extent = self._queue.after
+        while extent is not self._queue:
+            queue.extend(
+                (extent.branch, block) for block in range(extent.hi - 1, extent.lo - 1, -1)
+            )
+            extent = extent.after
+        return queue
+
+    def copies(self) -> dict[tuple[int, int], list[int]]:
+        """Holders of each copy of each cached (branch, block), first hashed copy first."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for extents in self._branches.values():
+            for extent in extents:
+                for block in range(extent.lo, extent.hi):
+                    found.setdefault((extent.branch, block), []).append((extent.seq, extent.refs))
+        return {key: [refs for _, refs in sorted(value)] for key, value in found.items()}
+
+
+def _first_copy(extents: list[Extent], position: int, limit: int) -> tuple[Extent | None, int]:
+    """The first-hashed copy of the block at `position`, and how far it stays the first."""
+    if len(extents) == 1:
+        extent = extents[0]
+        if extent.lo <= position < extent.hi:
+            return extent, extent.hi if extent.hi < limit else limit
+        return None, position
+    best: Extent | None = None
+    for extent in extents:
+        if extent.lo > position:
+            break
+        if position < extent.hi and (best is None or extent.seq < best.seq):
+            best = extent
+    if best is None:
+        return None, position
+    end = best.hi if best.hi < limit else limit
+    for extent in extents:
+        if position < extent.lo < end and extent.seq < best.seq:
+            end = extent.lo
+            break
+    return best, end
+
+
+def _any_copy(extents: list[Extent], lo: int, hi: int) -> bool:
+    return any(e.lo < hi and lo < e.hi for e in extents)
+
+
+def _place(extents: list[Extent], extent: Extent) -> None:
+    """Insert, keeping the list in order of first block."""
+    if not extents or extents[-1].lo < extent.lo:
+        extents.append(extent)
+    else:
+        insort(extents, extent, key=_by_place)

@@ -1,0 +1,484 @@
+"""One simulated engine instance: requests in, events out, in virtual time.
+
+The engine works one step after the other as long as it has anything to do; a step is not
+interrupted, and starts with what has passed the API server by then. Runs of decode steps that
+nothing can disturb are executed in one go: with a step time linear in the sum of contexts S, k
+steps of n sequences take k * (fixed + slope * S) + slope * n * k * (k - 1) / 2, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from agentsched import PerformanceDataError, SimulationError
+from harness.sim.api_server import ApiServer
+from harness.sim.batcher import Batch, Batcher, never_runs, stalled
+from harness.sim.block_cache import BlockCache
+from harness.sim.content import ContentIndex
+from harness.sim.engine_types import (
+    PS_PER_NS,
+    EngineEvent,
+    EngineParams,
+    EngineRequest,
+    EngineState,
+    StepRecord,
+    StepTime,
+)
+from harness.sim.sequence import Sequence
+from schedulers.types import ReplicaSample
+
+
+class Engine:
+    """A vLLM-like engine behind one URL.
+
+    The driver calls `advance(t)` before `submit`, `abort` or `reset` at time t, and times never
+    go back. Between two calls the engine starts no step at the very time it was advanced to, so
+    everything submitted at one time can enter the same step.
+
+    Args:
+        params: engine settings.
+        step_time: how long a step takes.
+        kv_blocks: size of the KV cache in blocks, as the engine reports it.
+        contents: the index that the requests' lines come from; its block size must be the same.
+        on_step: called after every executed step, for tests and traces.
+
+    Raises:
+        TopologyError: no KV block is left for tokens.
+        PerformanceDataError: a step time is not positive.
+    """
+
+    def __init__(
+        self,
+        params: EngineParams,
+        step_time: StepTime,
+        kv_blocks: int,
+        contents: ContentIndex,
+        on_step: Callable[[StepRecord], None] | None = None,
+    ) -> None:
+        if contents.block_size != params.block_size:
+            raise SimulationError(
+                f"texts are cut into blocks of {contents.block_size} tokens, "
+                f"the engine uses {params.block_size}",
+                "give both the same block size",
+            )
+        self.params = params
+        self._step_time = step_time
+        self._cache = BlockCache(kv_blocks - params.null_blocks, params.prefix_caching)
+        self._batcher = Batcher(params, self._cache)
+        self._api = ApiServer(params.api_request_ps, params.api_prompt_token_ps)
+        self._on_step = on_step
+        self._requests: dict[int, Sequence] = {}
+        self._aborting: list[Sequence] = []
+        self._outbox: list[tuple[int, int, EngineEvent, int]] = []
+        self._sent = 0
+        self._seen_ps = 0
+        """Time that the engine was last advanced to."""
+        self._clock_ps = 0
+        """End of the last executed step, or start of the one that runs."""
+        self._batch: Batch | None = None
+        self._steps = 0
+        self._end_ps = 0
+        self._fixed = self._slope = 0
+        self._prefill_tokens = self._decode_tokens = 0
+        self._prompt_tokens = self._generated = 0
+        self._busy_ps = 0
+        self._done_steps = 0
+        self._at_reset = (0, 0, 0, 0, 0)
+
+    # ---- what the driver calls ---------------------------------------------------------------
+
+    def submit(self, request: EngineRequest, now: int) -> None:
+        """Hand a request to the API server at `now` (ns). Its outcome comes from `advance`."""
+        if request.id in self._requests:
+            raise SimulationError(
+                f"request {request.id} was submitted twice", "use a new id for every attempt"
+            )
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise SimulationError(
+                f"request {request.id} has {request.prompt_tokens} prompt tokens and asks for "
+                f"{request.output_tokens}",
+                "both must be 1 or more",
+            )
+        now_ps = now * PS_PER_NS
+        sequence = Sequence(request, now_ps)
+        leaves = self._api.serve(now_ps, request.prompt_tokens)
+        reason = never_runs(self.params, self._cache.total, sequence.prompt, sequence.final)
+        if reason is not None:
+            self._send(leaves, EngineEvent(0, "rejected", request.id, reason=reason), 0)
+            return
+        if request.line.tokens < sequence.final:
+            raise SimulationError(
+                f"the text of request {request.id} has {request.line.tokens} tokens, its prompt "
+                f"and output {sequence.final}",
+                "intern prompt and output together",
+            )
+        self._requests[request.id] = sequence
+        self._api.put(leaves, sequence)
+        if self._batch is not None and self._steps > 1 and not self._batch.stuck:
+            self._cut(self._steps_started_before(leaves))
+
+    def abort(self, request_id: int, now: int) -> None:
+        """Stop a request; one that is being computed leaves when the running step ends.
+
+        Unknown and finished requests are ignored, as by an engine; events of the request that
+        are still on their way to the client are dropped.
+        """
+        self._outbox = [item for item in self._outbox if item[2].id != request_id]
+        self._outbox.sort()
+        sequence = self._requests.pop(request_id, None)
+        if sequence is None:
+            return
+        if self._batch is not None and self._steps > 1:
+            done = self._steps_done_by(now * PS_PER_NS)
+            on_boundary = done > 0 and self._clock_ps + self._cost(done) == now * PS_PER_NS
+            self._cut(done if on_boundary else done + 1)
+        if sequence.running:
+            if self._batch is None:
+                self._batcher.drop(sequence)
+            else:
+                self._aborting.append(sequence)
+        elif sequence.in_api:
+            self._api.remove(sequence)
+        else:
+            self._batcher.drop(sequence)
+
+    def next_event_time(self) -> int | None:
+        """When to call `advance` next (ns), if nothing is submitted until then; None if idle.
+
+        Never later than the next event. Often that event's time, sometimes an earlier point that
+        the engine has to pass first; to advance to it always makes progress.
+        """
+        times: list[int] = []
+        if self._outbox:
+            times.append(_to_ns(self._outbox[0][0]))
+        if self._batch is not None:
+            times.append(_to_ns(self._end_ps + self.params.output_delay_ps))
+        else:
+            start = self._next_start()
+            if start is not None:
+                times.append(max(start, self._seen_ps) // PS_PER_NS + 1)
+        return min(times) if times else None
+
+    def advance(self, until: int) -> list[EngineEvent]:
+        """Run to `until` (ns) and return the events up to then, in order of time."""
+        limit = until * PS_PER_NS
+        self._seen_ps = limit
+        while True:
+            if self._batch is not None:
+                if self._end_ps > limit:
+                    break
+                self._complete()
+            else:
+                start = self._next_start()
+                if start is None or start >= limit:
+                    break
+                self._begin(start)
+        outbox = self._outbox
+        events: list[EngineEvent] = []
+        while outbox and outbox[0][0] <= limit:
+            time, _, event, _ = heappop(outbox)
+            events.append(event._replace(time=_to_ns(time)))
+        return events
+
+    def output_tokens(self, request_id: int, now: int) -> int:
+        """Output tokens that a request in flight has got by `now`; 0 for an unknown one."""
+        sequence = self._requests.get(request_id)
+        if sequence is None:
+            return max(
+                (count for _, _, event, count in self._outbox if event.id == request_id), default=0
+            )
+        if not sequence.grouped:
+            return sequence.tokens - sequence.prompt
+        done = 0 if self._batch is None else self._steps_done_by(now * PS_PER_NS)
+        return self._batcher.group.step + done + sequence.base - sequence.prompt
+
+    def sample(self) -> ReplicaSample:
+        """The gauges as the engine reports them at the time it was advanced to."""
+        self._catch_up()
+        batcher, cache = self._batcher, self._cache
+        start = self._at_reset
+        return ReplicaSample(
+            running=len(batcher.running),
+            waiting=len(batcher.waiting) + self._api.left_by(self._seen_ps),
+            kv_usage=1.0 - cache.free / cache.total,
+            prefix_queries=batcher.queried - start[0],
+            prefix_hits=batcher.hit - start[1],
+            preemptions=batcher.preemptions - start[2],
+            prompt_tokens=self._prompt_tokens - start[3],
+            generation_tokens=self._generated - start[4],
+        )
+
+    def state(self) -> EngineState:
+        """The truth at the time the engine was advanced to."""
+        self._catch_up()
+        batcher, cache = self._batcher, self._cache
+        batcher.observe(in_step=self._batch is not None)
+        passed = self._api.left_by(self._seen_ps)
+        return EngineState(
+            running=len(batcher.running),
+            waiting=len(batcher.waiting) + passed,
+            in_api_server=len(self._api) - passed,
+            total_blocks=cache.total,
+            held_blocks=cache.total - cache.free,
+            cached_blocks=cache.cached,
+            evicted_blocks=cache.evicted,
+            preemptions=batcher.preemptions,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+            busy_ps=self._busy_ps,
+            steps=self._done_steps,
+        )
+
+    def reset(self, now: int) -> list[int]:
+        """The replica dies and comes back empty; returns the requests that were in flight.
+
+        The counters of `sample` start again at 0, those of `state` go on.
+        """
+        self._catch_up()
+        unheard = [item[2].id for item in sorted(self._outbox) if item[2].kind != "first_token"]
+        lost = unheard + list(self._requests)
+        self._requests.clear()
+        self._aborting.clear()
+        self._outbox.clear()
+        self._batch = None
+        self._api.clear()
+        self._batcher.clear()
+        self._clock_ps = self._seen_ps = now * PS_PER_NS
+        batcher = self._batcher
+        self._at_reset = (
+            batcher.queried,
+            batcher.hit,
+            batcher.preemptions,
+            self._prompt_tokens,
+            self._generated,
+        )
+        return lost
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def _next_start(self) -> int | None:
+        """When the next step starts, between two steps."""
+        if self._batcher.running or self._batcher.waiting:
+            return self._clock_ps
+        leaving = self._api.next_leaving()
+        return None if leaving is None else max(leaving, self._clock_ps)
+
+    def _begin(self, start: int) -> None:
+        """Compose the step that starts now, and see how many can follow it undisturbed."""
+        self._clock_ps = start
+        batcher = self._batcher
+        while (arrived := self._api.pop_until(start)) is not None:
+            arrived.in_api = False
+            batcher.waiting.add(arrived)
+        batch = batcher.schedule()
+        if not batch.chunks and not batch.decodes:
+            # vLLM runs an empty step when the only running request had to preempt itself.
+            if not batch.preempted:
+                raise stalled(len(batcher.waiting))
+            batch = batcher.schedule()
+            if not batch.chunks and not batch.decodes:
+                raise stalled(len(batcher.waiting))
+        self._batch = batch
+        if batch.chunks:
+            chunks = [(new, computed) for _, new, computed in batch.chunks]
+            self._fixed = self._step_time.mixed_ps(chunks, batch.decodes, batch.context)
+            self._slope = 0
+            self._steps = 1
+        else:
+            piece = self._step_time.decode_piece(batch.decodes, batch.context)
+            self._fixed, self._slope = piece.fixed_ps, piece.per_token_ps
+            self._steps = 1
+            if batch.walked is None and self.params.fast_forward and not batch.observed:
+                self._steps = self._undisturbed(batch, piece.context_end)
+        self._end_ps = start + self._cost(self._steps)
+        if self._end_ps <= start:
+            raise PerformanceDataError(
+                f"a step of {batch.decodes} decodes over {batch.context} tokens and "
+                f"{len(batch.chunks)} prefills takes {self._end_ps - start} ps",
+                "check the step-time table",
+            )
+
+    def _undisturbed(self, batch: Batch, context_end: int) -> int:
+        """Decode steps until one ends, blocks run out, the cost changes or a request arrives."""
+        group, free = self._batcher.group, self._cache.free
+        steps = min(group.steps_left(), (context_end - 1 - batch.context) // group.count + 1)
+        if steps <= 1:
+            return 1
+        rounds = (steps - 2) // group.block_size + 1
+        if rounds * group.count > free and group.new_blocks(1, steps) > free:
+            low = 1
+            while steps - low > 1:
+                middle = (low + steps) // 2
+                if group.new_blocks(1, middle) > free:
+                    steps = middle
+                else:
+                    low = middle
+            steps = low
+        self._steps = steps
+        leaving = self._api.next_leaving()
+        if leaving is not None and not batch.stuck:
+            steps = self._steps_started_before(leaving)
+        return steps
+
+    def _cost(self, steps: int) -> int:
+        batch = self._batch
+        assert batch is not None
+        slope = self._slope
+        total = steps * (self._fixed + slope * batch.context)
+        if steps > 1:
+            total += slope * batch.decodes * (steps * (steps - 1) // 2)
+        return total
+
+    def _steps_started_before(self, time: int) -> int:
+        """Of the planned steps, those that start before `time`; at least one."""
+        wanted = time - self._clock_ps
+        if self._cost(self._steps - 1) < wanted:
+            return self._steps
+        low, high = 0, self._steps - 1  # cost(low) < wanted <= cost(high), or low is 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._cost(middle) < wanted:
+                low = middle
+            else:
+                high = middle
+        return max(high, 1)
+
+    def _steps_done_by(self, time: int) -> int:
+        """Of the planned steps, those that end by `time`."""
+        spent = time - self._clock_ps
+        if self._end_ps <= time:
+            return self._steps
+        low, high = 0, self._steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._cost(middle) <= spent:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _cut(self, steps: int) -> None:
+        """Let the running stretch end after `steps` steps."""
+        if steps < self._steps:
+            self._steps = steps
+            self._end_ps = self._clock_ps + self._cost(steps)
+            if self._end_ps <= self._seen_ps:
+                self._complete()
+
+    def _catch_up(self) -> None:
+        """Execute the steps of the running stretch that have ended."""
+        if self._batch is None or self._steps == 1:
+            return
+        done = self._steps_done_by(self._seen_ps)
+        if done == 0:
+            return
+        if self._clock_ps + self._cost(done) == self._seen_ps:
+            self._cut(done)
+            return
+        batch = self._batch
+        end = self._clock_ps + self._cost(done)
+        self._batcher.take_next_step(done)
+        self._execute(batch, done, end)
+        batch.context += batch.decodes * done
+        self._steps -= done
+
+    def _execute(self, batch: Batch, steps: int, end: int) -> None:
+        """Book `steps` steps of the batch, the last of which ends at `end`."""
+        if self._on_step is not None:
+            self._record(batch, steps)
+        longest = end - self._clock_ps
+        if steps > 1:
+            base = self._fixed + self._slope * batch.context
+            longest = max(base, base + self._slope * batch.decodes * (steps - 1))
+        self._busy_ps += end - self._clock_ps
+        self._done_steps += steps
+        self._clock_ps = end
+        self._decode_tokens += batch.decodes * steps
+        self._generated += batch.decodes * steps
+        for _, new, _ in batch.chunks:
+            self._prefill_tokens += new
+        self._batcher.executed(batch, steps, longest, end)
+
+    def _complete(self) -> None:
+        """The running stretch ends: hand out its tokens, let go of what is done."""
+        batch, steps, end = self._batch, self._steps, self._end_ps
+        assert batch is not None
+        batcher = self._batcher
+        if steps > 1:
+            batcher.take_next_step(steps - 1)
+        self._execute(batch, steps, end)
+        self._batch = None
+        if self._aborting:
+            self._drop_aborted(batch)
+        for sequence in batcher.due(batch):
+            if sequence.decoding and batch.walked is None:
+                self._finish(sequence, end)
+            else:
+                self._token(sequence, end)
+        if batch.walked is not None:
+            batcher.walked_until(end)
+
+    def _drop_aborted(self, batch: Batch) -> None:
+        for sequence in self._aborting:
+            if sequence.decoding:
+                self._generated -= 1
+            self._batcher.drop(sequence)
+        self._aborting.clear()
+
+    def _token(self, sequence: Sequence, end: int) -> None:
+        """A token from a prefill, or from a step that was composed one by one."""
+        first = sequence.last_token_ps < 0
+        prefilled = not sequence.decoding
+        self._batcher.token(sequence)
+        if prefilled:
+            self._generated += 1
+        if first:
+            self._prompt_tokens += sequence.prompt
+            if not sequence.prefill_only:
+                event = EngineEvent(0, "first_token", sequence.id, sequence.cached)
+                self._send(end, event, 1)
+        elif end - sequence.last_token_ps > sequence.gap_ps:
+            sequence.gap_ps = end - sequence.last_token_ps
+        sequence.last_token_ps = end
+        if sequence.tokens == sequence.final:
+            self._finish(sequence, end)
+        else:
+            self._batcher.settle(sequence)
+
+    def _finish(self, sequence: Sequence, end: int) -> None:
+        self._batcher.drop(sequence)
+        del self._requests[sequence.id]
+        gap = None if sequence.gap_ps < 0 else _to_ns(sequence.gap_ps)
+        event = EngineEvent(0, "finished", sequence.id, sequence.cached, gap, sequence.preemptions)
+        self._send(end, event, sequence.final - sequence.prompt)
+
+    def _send(self, time_ps: int, event: EngineEvent, tokens: int) -> None:
+        self._sent += 1
+        heappush(self._outbox, (time_ps + self.params.output_delay_ps, self._sent, event, tokens))
+
+    def _record(self, batch: Batch, steps: int) -> None:
+        assert self._on_step is not None
+        batcher = self._batcher
+        if batch.walked is not None:
+            rows = [(s.id, new, s.computed) for s, new in batch.walked]
+        else:
+            chunks = [(s.place, s.id, new, done) for s, new, done in batch.chunks]
+            group = [
+                (s.place, s.id, 1, batcher.group.step + s.base - 1)
+                for s in batcher.running.values()
+                if s.grouped
+            ]
+            rows = [row[1:] for row in sorted(chunks + group)]
+        preempted = tuple(s.id for s in batch.preempted)
+        start = self._clock_ps
+        free = self._cache.free
+        for step in range(steps):
+            end = self._clock_ps + self._cost(step + 1)
+            grown = tuple((i, new, computed + step) for i, new, computed in rows)
+            self._on_step(StepRecord(start, end, grown, preempted, free))
+            start = end
+
+
+def _to_ns(time_ps: int) -> int:
+    return -(-time_ps // PS_PER_NS)

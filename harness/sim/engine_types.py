@@ -1,0 +1,167 @@
+"""Values that cross the engine simulator's boundary.
+
+Inside the engine time is integer picoseconds, so that step times add up exactly; at the boundary
+it is integer nanoseconds, a picosecond time being rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from agentsched import UsageError
+from harness.sim.content import Line
+
+PS_PER_NS = 1000
+
+
+class DecodePiece(NamedTuple):
+    """Cost of a decode-only step where it is linear in the sum of contexts.
+
+    A step of the `decodes` sequences it was asked for, whose contexts sum to S < `context_end`,
+    takes exactly `fixed_ps + per_token_ps * S` picoseconds.
+    """
+
+    fixed_ps: int
+    per_token_ps: int
+    context_end: int
+
+
+class StepTime(Protocol):
+    """How long one engine step takes.
+
+    The context of a decoding sequence is all of its tokens, the one being fed included: what
+    attention reads in the step. `context_sum` is the sum over the step's decoding sequences.
+    """
+
+    def decode_piece(self, decodes: int, context_sum: int) -> DecodePiece:
+        """The linear piece that holds at `context_sum`; `decodes` >= 1."""
+        ...
+
+    def mixed_ps(self, chunks: Sequence[tuple[int, int]], decodes: int, context_sum: int) -> int:
+        """Picoseconds of a step with prefill `chunks` of (new tokens, tokens already computed).
+
+        With no chunks it equals the decode piece's value.
+        """
+        ...
+
+
+Policy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParams:
+    """Settings of one engine instance. Defaults: vLLM 0.32, API server on a GPU of >= 70 GiB."""
+
+    block_size: int = 16
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+    max_model_len: int | None = None
+    """Longest prompt + output in tokens; None: as much as the KV cache holds."""
+    chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    """Longest prefill chunk while other requests exist; 0: no limit."""
+    prefix_caching: bool = True
+    reserve_full_input: bool = True
+    """Admit a request only if its whole input fits in free blocks."""
+    watermark: float = 0.0
+    """Share of all blocks kept free when a request is admitted beside running ones."""
+    policy: Policy = "fcfs"
+    null_blocks: int = 1
+    """Blocks of the KV cache that never hold tokens (vLLM reserves one as padding)."""
+    api_request_ps: int = 0
+    """API server and tokenizer time per request; one at a time, in order of arrival."""
+    api_prompt_token_ps: int = 0
+    output_delay_ps: int = 0
+    """From the end of a step to the moment its tokens reach the client."""
+    fast_forward: bool = True
+    """Jump over runs of equal decode steps; never changes a result."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
+            _require(getattr(self, name) >= 1, name, "at least 1")
+        for name in (
+            "long_prefill_token_threshold",
+            "null_blocks",
+            "api_request_ps",
+            "api_prompt_token_ps",
+            "output_delay_ps",
+        ):
+            _require(getattr(self, name) >= 0, name, "0 or more")
+        _require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", ">= 2")
+        _require(0.0 <= self.watermark < 1.0, "watermark", "in [0, 1)")
+        _require(self.policy in ("fcfs", "priority"), "policy", "`fcfs` or `priority`")
+
+
+def _require(ok: bool, name: str, what: str) -> None:
+    if not ok:
+        raise UsageError(f"engine setting `{name}` must be {what}", f"change `{name}`")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request to an engine. `line` names the text of prompt and output together."""
+
+    id: int
+    line: Line
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    """Lower runs first; only the priority policy looks at it."""
+    prefill_only: bool = False
+    """Ends when the prompt is computed (it samples one token, which nobody sees)."""
+
+
+EventKind = Literal["first_token", "finished", "rejected"]
+
+
+class EngineEvent(NamedTuple):
+    """Something a client of the engine sees. `time` in nanoseconds."""
+
+    time: int
+    kind: EventKind
+    id: int
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when the request was first admitted."""
+    longest_gap: int | None = None
+    """On `finished`: longest time between two successive tokens, ns; None below two tokens."""
+    preemptions: int = 0
+    reason: str | None = None
+
+
+class StepRecord(NamedTuple):
+    """One executed step, for tests and traces; times in picoseconds.
+
+    `batch`: (request id, new tokens, tokens computed before), in the order scheduled.
+    `free_blocks` as the step runs.
+    """
+
+    start_ps: int
+    end_ps: int
+    batch: tuple[tuple[int, int, int], ...]
+    preempted: tuple[int, ...]
+    free_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """The truth about an engine at the time it was last advanced to. Counters start at 0."""
+
+    running: int
+    waiting: int
+    """Requests past the API server that are not running."""
+    in_api_server: int
+    total_blocks: int
+    held_blocks: int
+    """Blocks held by running requests."""
+    cached_blocks: int
+    """Blocks with hashed content, those of running requests included."""
+    evicted_blocks: int
+    preemptions: int
+    prefill_tokens: int
+    """Prompt tokens computed (not cached), recomputation included, up to the last whole step."""
+    decode_tokens: int
+    busy_ps: int
+    """Time spent in whole steps."""
+    steps: int
