@@ -27,7 +27,9 @@ def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
             f"{row.context_limit:,} tokens at most in one turn"
         )
     for workload in plan.workloads:
-        yield from _workload_lines(workload)
+        yield from _workload_lines(
+            workload, plan.sim.context_limit or plan.cluster.model.context_limit
+        )
     yield f"  schedulers  {', '.join(arm.name for arm in plan.arms)}"
     seeds = plan.spec.seeds
     loads = sum(len(w.spec.workers) for w in plan.workloads)
@@ -40,7 +42,7 @@ def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
         yield f"  warning     {warning}"
 
 
-def _workload_lines(workload: PlannedWorkload) -> Iterator[str]:
+def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[str]:
     origin = " and ".join(workload.origins)
     workers = ", ".join(map(str, workload.spec.workers))
     yield f"  workload    {workload.name} ({origin}): {workers} workers"
@@ -49,6 +51,12 @@ def _workload_lines(workload: PlannedWorkload) -> Iterator[str]:
         f"{_millions(workload.prompt_tokens)} prompt and {_millions(workload.output_tokens)} "
         f"output tokens (first seed)"
     )
+    if workload.over_limit:
+        share = workload.over_limit / workload.sessions
+        yield (
+            f"              {workload.over_limit:,} sessions ({share:.0%}) will pass the context "
+            f"limit of {context_limit:,} tokens and end there"
+        )
 
 
 def _turns(plan: Plan) -> int:

@@ -24,6 +24,7 @@ from harness.topology import find_topology
 from results.cells import CellId
 from schedulers import registry
 from workloads.catalog import load_workload, workload_names
+from workloads.stats import peak_context
 
 LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic")
 """Their versions are kept with a run, since they take part in its figures."""
@@ -54,6 +55,8 @@ class PlannedWorkload:
     turns: int
     prompt_tokens: int
     output_tokens: int
+    over_limit: int
+    """Sessions, sub-agents included, that will pass the context limit and end there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +172,8 @@ def plan(spec: RunSpec) -> Plan:
     with spec.locating("engine_settings"):
         values = {**engine_defaults(cluster), **spec.engine_settings}
         engine = settings_from(spec, ("engine_settings",), EngineParams, values)
-    arms = _arms(spec)
-    return Plan(spec, cluster, engine, sim, arms, _workloads(spec))
+    limit = sim.context_limit or model.context_limit
+    return Plan(spec, cluster, engine, sim, _arms(spec), _workloads(spec, limit))
 
 
 def _arms(spec: RunSpec) -> tuple[Arm, ...]:
@@ -202,11 +205,11 @@ def _is_file(target: str) -> bool:
     return ".py:" in target
 
 
-def _workloads(spec: RunSpec) -> tuple[PlannedWorkload, ...]:
+def _workloads(spec: RunSpec, context_limit: int) -> tuple[PlannedWorkload, ...]:
     found: list[PlannedWorkload] = []
     for index, wanted in enumerate(spec.workloads):
         with spec.locating("workloads", index):
-            workload = _workload(spec, wanted)
+            workload = _workload(spec, wanted, context_limit)
             if any(workload.name == other.name for other in found):
                 raise UsageError(
                     f"two workloads are called `{workload.name}`", "rename one of the files"
@@ -215,7 +218,7 @@ def _workloads(spec: RunSpec) -> tuple[PlannedWorkload, ...]:
     return tuple(found)
 
 
-def _workload(spec: RunSpec, wanted: WorkloadSpec) -> PlannedWorkload:
+def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> PlannedWorkload:
     name = source = wanted.name
     if wanted.name not in workload_names():
         path = spec.path_of(wanted)
@@ -235,6 +238,7 @@ def _workload(spec: RunSpec, wanted: WorkloadSpec) -> PlannedWorkload:
         turns=sum(len(session.turns) for session in sessions),
         prompt_tokens=sum(turn.prompt_tokens for s in sessions for turn in s.turns),
         output_tokens=sum(turn.output_tokens for s in sessions for turn in s.turns),
+        over_limit=sum(peak_context(session) > context_limit for session in sessions),
     )
 
 
@@ -246,6 +250,7 @@ def _workload_facts(workload: PlannedWorkload) -> dict[str, Any]:
         "turns": workload.turns,
         "prompt_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
+        "over_limit": workload.over_limit,
     }
 
 
