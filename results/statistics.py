@@ -3,6 +3,9 @@
 Tasks of one run share a cluster, so they are not independent: the unit of resampling is the seed.
 The same seed gives every scheduler the same sessions (common random numbers), so seeds are drawn
 jointly, for all schedulers at once, and differences are taken inside each draw.
+
+Percentile intervals of few seeds are too narrow: of normally distributed values, the nominal 95 %
+hold the true mean in 84 % of cases with five seeds, 90 % with ten, 93 % with twenty.
 """
 
 from __future__ import annotations
@@ -131,14 +134,16 @@ def paired_difference(
     """Change in percent from `before` to `after` over their common seeds, drawn jointly.
 
     Returns:
-        (100 x (after - before) / before, interval, common seeds); None without a common seed or
-        with a `before` of 0 in the mean.
+        (100 x (after - before) / before, interval, common seeds); None without a common seed, or
+        where `before` is 0 in the mean and `after` differs from it.
     """
     seeds = sorted(before.keys() & after.keys())
     if not seeds:
         return None
     old = np.array([before[seed] for seed in seeds])
     new = np.array([after[seed] for seed in seeds])
+    if (old == new).all():
+        return 0.0, Interval(0.0, 0.0) if len(seeds) >= FEWEST_SEEDS else None, len(seeds)
     if old.mean() == 0:
         return None
     interval = None
