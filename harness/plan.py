@@ -169,11 +169,22 @@ def plan(spec: RunSpec) -> Plan:
         topology = find_topology(spec.topology)
         cluster = resolve_cluster(model, topology, **spec.memory.model_dump())
     sim = settings_from(spec, ("sim",), SimSettings, spec.sim)
-    with spec.locating("engine_settings"):
-        values = {**engine_defaults(cluster), **spec.engine_settings}
-        engine = settings_from(spec, ("engine_settings",), EngineParams, values)
+    engine = _engine(spec, cluster)
     limit = sim.context_limit or model.context_limit
     return Plan(spec, cluster, engine, sim, _arms(spec), _workloads(spec, limit))
+
+
+def _engine(spec: RunSpec, cluster: Cluster) -> EngineParams:
+    for name in ("block_size", "max_model_len"):
+        if name in spec.engine_settings:
+            raise spec.error(
+                ("engine_settings", name),
+                f"`{name}` takes part in how much KV cache there is",
+                f"set memory.{name} instead",
+            )
+    values = {**engine_defaults(cluster), **spec.engine_settings}
+    with spec.locating("engine_settings"):
+        return settings_from(spec, ("engine_settings",), EngineParams, values)
 
 
 def _arms(spec: RunSpec) -> tuple[Arm, ...]:

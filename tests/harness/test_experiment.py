@@ -86,7 +86,8 @@ def test_engine_blocks_and_limits_come_from_the_memory_plan(tmp_path: Path) -> N
             "has no settings",
         ),
         ({"model": "glm-4.7"}, SpecError, "glm-4.7 does not fit replica r0"),
-        ({"engine_settings": {"block_size": 0}}, SpecError, "`block_size` must be at least 1"),
+        ({"engine_settings": {"max_num_seqs": 0}}, SpecError, "`max_num_seqs` must be at least 1"),
+        ({"engine_settings": {"block_size": 16}}, SpecError, "set memory.block_size"),
         ({"engine_settings": {"block": 1}}, SpecError, "unknown field `block`"),
     ],
 )
@@ -95,7 +96,7 @@ def test_what_cannot_be_is_told_before_anything_runs(
 ) -> None:
     with pytest.raises(error) as caught:
         planned(tmp_path, **fields)
-    assert words in caught.value.message
+    assert words in f"{caught.value.message} {caught.value.remedy}"
     assert caught.value.exit_code == TopologyError.exit_code == 2
 
 
