@@ -30,8 +30,8 @@ def room(
         tokens: float = cluster.tokens(name)
         if session.phase == "acting":
             tokens *= config.acting_weight
-            if decayed_at >= 0 and config.acting_half_life_s > 0:
-                idle = decayed_at - (session.idle_since or decayed_at)
+            if decayed_at >= 0 and config.acting_half_life_s > 0 and session.idle_since is not None:
+                idle = decayed_at - session.idle_since
                 tokens *= 2.0 ** (-idle / (config.acting_half_life_s * NS))
         used += tokens + BUFFER_TOKENS
     return int(replica.capacity_tokens - used)
