@@ -93,7 +93,7 @@ class _Bar(_Tally):
             self._bar.update(self._task_id, completed=self.turns, description=self._label())
 
     def _label(self) -> str:
-        return f"cell {self.ended_cells} of {self.cells}"
+        return f"{self.ended_cells} of {self.cells} cells done"
 
 
 class _Lines(_Tally):

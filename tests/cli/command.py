@@ -46,7 +46,7 @@ def turn(session: str, number: int, **fields: Any) -> dict[str, Any]:
         **kept,
         "new_tokens": 500,
         "output_tokens": 100,
-        "tools": [{"name": "bash", "seconds": 0.5 + number}],
+        "tools": [{"name": "bash", "seconds": 0.5 + number + 0.3 * (ord(session[-1]) % 5)}],
         **fields,
     }
 
