@@ -26,6 +26,7 @@ from harness.sim.engine_types import (
     StepTime,
 )
 from harness.sim.sequence import Sequence
+from harness.sim.stretch import Stretch
 from schedulers.types import ReplicaSample
 
 
@@ -77,9 +78,8 @@ class Engine:
         self._clock_ps = 0
         """End of the last executed step, or start of the one that runs."""
         self._batch: Batch | None = None
-        self._steps = 0
-        self._end_ps = 0
-        self._fixed = self._slope = 0
+        self._stretch = Stretch(0, 0, 0, 0, 0)
+        """How long the batch runs; meaningless without one."""
         self._prefill_tokens = self._decode_tokens = 0
         self._prompt_tokens = self._generated = 0
         self._busy_ps = 0
@@ -115,8 +115,8 @@ class Engine:
             )
         self._requests[request.id] = sequence
         self._api.put(leaves, sequence)
-        if self._batch is not None and self._steps > 1 and not self._batch.stuck:
-            self._cut(self._steps_started_before(leaves))
+        if self._batch is not None and self._stretch.steps > 1 and not self._batch.stuck:
+            self._cut(self._stretch.started_before(leaves))
 
     def abort(self, request_id: int, now: int) -> None:
         """Stop a request; one that is being computed leaves when the running step ends.
@@ -129,10 +129,10 @@ class Engine:
         sequence = self._requests.pop(request_id, None)
         if sequence is None:
             return
-        if self._batch is not None and self._steps > 1:
-            done = self._steps_done_by(now * PS_PER_NS)
-            on_boundary = done > 0 and self._clock_ps + self._cost(done) == now * PS_PER_NS
-            self._cut(done if on_boundary else done + 1)
+        if self._batch is not None and self._stretch.steps > 1:
+            done = self._stretch.done_by(now * PS_PER_NS)
+            between = done and self._clock_ps + self._stretch.cost(done) == now * PS_PER_NS
+            self._cut(done if between else done + 1)
         if sequence.running:
             if self._batch is None:
                 self._batcher.drop(sequence)
@@ -153,7 +153,7 @@ class Engine:
         if self._outbox:
             times.append(_to_ns(self._outbox[0][0]))
         if self._batch is not None:
-            times.append(_to_ns(self._end_ps + self.params.output_delay_ps))
+            times.append(_to_ns(self._stretch.end_ps + self.params.output_delay_ps))
         else:
             start = self._next_start()
             if start is not None:
@@ -166,7 +166,7 @@ class Engine:
         self._seen_ps = limit
         while True:
             if self._batch is not None:
-                if self._end_ps > limit:
+                if self._stretch.end_ps > limit:
                     break
                 self._complete()
             else:
@@ -190,7 +190,7 @@ class Engine:
             )
         if not sequence.grouped:
             return sequence.tokens - sequence.prompt
-        done = 0 if self._batch is None else self._steps_done_by(now * PS_PER_NS)
+        done = 0 if self._batch is None else self._stretch.done_by(now * PS_PER_NS)
         return self._batcher.group.step + done + sequence.base - sequence.prompt
 
     def sample(self) -> ReplicaSample:
@@ -282,115 +282,61 @@ class Engine:
         self._batch = batch
         if batch.chunks:
             chunks = [(new, computed) for _, new, computed in batch.chunks]
-            self._fixed = self._step_time.mixed_ps(chunks, batch.decodes, batch.context)
-            self._slope = 0
-            self._steps = 1
+            fixed = self._step_time.mixed_ps(chunks, batch.decodes, batch.context)
+            self._stretch = Stretch(start, fixed, 0, batch.decodes, batch.context)
         else:
             piece = self._step_time.decode_piece(batch.decodes, batch.context)
-            self._fixed, self._slope = piece.fixed_ps, piece.per_token_ps
-            self._steps = 1
+            self._stretch = Stretch(
+                start, piece.fixed_ps, piece.per_token_ps, batch.decodes, batch.context
+            )
             if batch.walked is None and self.params.fast_forward and not batch.observed:
-                self._steps = self._undisturbed(batch, piece.context_end)
-        self._end_ps = start + self._cost(self._steps)
-        if self._end_ps <= start:
+                self._lengthen(batch, piece.context_end)
+        if self._stretch.end_ps <= start:
             raise PerformanceDataError(
                 f"a step of {batch.decodes} decodes over {batch.context} tokens and "
-                f"{len(batch.chunks)} prefills takes {self._end_ps - start} ps",
+                f"{len(batch.chunks)} prefills takes {self._stretch.end_ps - start} ps",
                 "check the step-time table",
             )
 
-    def _undisturbed(self, batch: Batch, context_end: int) -> int:
-        """Decode steps until one ends, blocks run out, the cost changes or a request arrives."""
-        group, free = self._batcher.group, self._cache.free
+    def _lengthen(self, batch: Batch, context_end: int) -> None:
+        """Add decode steps until one ends, blocks run out, the cost changes, a request arrives."""
+        group = self._batcher.group
         steps = min(group.steps_left(), (context_end - 1 - batch.context) // group.count + 1)
         if steps <= 1:
-            return 1
-        rounds = (steps - 2) // group.block_size + 1
-        if rounds * group.count > free and group.new_blocks(1, steps) > free:
-            low = 1
-            while steps - low > 1:
-                middle = (low + steps) // 2
-                if group.new_blocks(1, middle) > free:
-                    steps = middle
-                else:
-                    low = middle
-            steps = low
-        self._steps = steps
+            return
+        steps = group.steps_within(self._cache.free, steps)
+        self._stretch.resize(steps)
         leaving = self._api.next_leaving()
         if leaving is not None and not batch.stuck:
-            steps = self._steps_started_before(leaving)
-        return steps
-
-    def _cost(self, steps: int) -> int:
-        batch = self._batch
-        assert batch is not None
-        slope = self._slope
-        total = steps * (self._fixed + slope * batch.context)
-        if steps > 1:
-            total += slope * batch.decodes * (steps * (steps - 1) // 2)
-        return total
-
-    def _steps_started_before(self, time: int) -> int:
-        """Of the planned steps, those that start before `time`; at least one."""
-        wanted = time - self._clock_ps
-        if self._cost(self._steps - 1) < wanted:
-            return self._steps
-        low, high = 0, self._steps - 1  # cost(low) < wanted <= cost(high), or low is 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._cost(middle) < wanted:
-                low = middle
-            else:
-                high = middle
-        return max(high, 1)
-
-    def _steps_done_by(self, time: int) -> int:
-        """Of the planned steps, those that end by `time`."""
-        spent = time - self._clock_ps
-        if self._end_ps <= time:
-            return self._steps
-        low, high = 0, self._steps
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._cost(middle) <= spent:
-                low = middle
-            else:
-                high = middle
-        return low
+            self._stretch.resize(self._stretch.started_before(leaving))
 
     def _cut(self, steps: int) -> None:
         """Let the running stretch end after `steps` steps."""
-        if steps < self._steps:
-            self._steps = steps
-            self._end_ps = self._clock_ps + self._cost(steps)
-            if self._end_ps <= self._seen_ps:
+        if steps < self._stretch.steps:
+            self._stretch.resize(steps)
+            if self._stretch.end_ps <= self._seen_ps:
                 self._complete()
 
     def _catch_up(self) -> None:
         """Execute the steps of the running stretch that have ended."""
-        if self._batch is None or self._steps == 1:
+        batch, stretch = self._batch, self._stretch
+        if batch is None or stretch.steps == 1:
             return
-        done = self._steps_done_by(self._seen_ps)
+        done = stretch.done_by(self._seen_ps)
         if done == 0:
             return
-        if self._clock_ps + self._cost(done) == self._seen_ps:
+        end = self._clock_ps + stretch.cost(done)
+        if end == self._seen_ps:
             self._cut(done)
             return
-        batch = self._batch
-        end = self._clock_ps + self._cost(done)
         self._batcher.take_next_step(done)
         self._execute(batch, done, end)
-        batch.context += batch.decodes * done
-        self._steps -= done
+        stretch.begin_at(done)
 
     def _execute(self, batch: Batch, steps: int, end: int) -> None:
         """Book `steps` steps of the batch, the last of which ends at `end`."""
         if self._on_step is not None:
             self._record(batch, steps)
-        longest = end - self._clock_ps
-        if steps > 1:
-            base = self._fixed + self._slope * batch.context
-            longest = max(base, base + self._slope * batch.decodes * (steps - 1))
         self._busy_ps += end - self._clock_ps
         self._done_steps += steps
         self._clock_ps = end
@@ -398,11 +344,11 @@ class Engine:
         self._generated += batch.decodes * steps
         for _, new, _ in batch.chunks:
             self._prefill_tokens += new
-        self._batcher.executed(batch, steps, longest, end)
+        self._batcher.executed(batch, steps, self._stretch.longest(steps), end)
 
     def _complete(self) -> None:
         """The running stretch ends: hand out its tokens, let go of what is done."""
-        batch, steps, end = self._batch, self._steps, self._end_ps
+        batch, steps, end = self._batch, self._stretch.steps, self._stretch.end_ps
         assert batch is not None
         batcher = self._batcher
         if steps > 1:
@@ -474,7 +420,7 @@ class Engine:
         start = self._clock_ps
         free = self._cache.free
         for step in range(steps):
-            end = self._clock_ps + self._cost(step + 1)
+            end = self._stretch.start_ps + self._stretch.cost(step + 1)
             grown = tuple((i, new, computed + step) for i, new, computed in rows)
             self._on_step(StepRecord(start, end, grown, preempted, free))
             start = end

@@ -179,6 +179,20 @@ class DecodeGroup:
                 blocks += sum(phases[at:]) + sum(phases[: at + rest - size])
         return blocks
 
+    def steps_within(self, blocks: int, steps: int) -> int:
+        """How many of the next `steps` steps fit if those after the first may take `blocks`."""
+        rounds = (steps - 2) // self.block_size + 1
+        if rounds * self.count <= blocks or self.new_blocks(1, steps) <= blocks:
+            return steps
+        low, high = 1, steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.new_blocks(1, middle) > blocks:
+                high = middle
+            else:
+                low = middle
+        return low
+
     def steps_left(self) -> int:
         """Steps until the first member is done."""
         ends = self._ends
