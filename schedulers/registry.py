@@ -40,6 +40,10 @@ SHIPPED: dict[str, str] = {
     "random": "schedulers.random_choice:RandomChoice",
     "consistent-hash": "schedulers.consistent_hash:ConsistentHash",
     "prefix-hash": "schedulers.prefix_hash:PrefixHash",
+    "dynamo": "schedulers.dynamo:Dynamo",
+    "dynamo-thunderagent": "schedulers.dynamo_thunderagent:DynamoThunderAgent",
+    "llm-d": "schedulers.llm_d:LlmD",
+    "aibrix": "schedulers.aibrix:AIBrix",
 }
 
 

@@ -17,14 +17,24 @@ that code with its known defects repaired, the fair baseline: every repair is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
+from typing import ClassVar
 
 from schedulers.accounts import Account, Accounts, TokenEstimate
 from schedulers.base import AdmissionScheduler, SchedulerInfo
-from schedulers.commands import Command, Hold, Pause, Reject, Resume, Route, WakeAt
+from schedulers.commands import (
+    NO_ANNOTATIONS,
+    Command,
+    Hold,
+    Pause,
+    Reject,
+    Resume,
+    Route,
+    WakeAt,
+)
 from schedulers.events import (
     ClientGone,
     DispatchFailed,
@@ -40,6 +50,8 @@ from schedulers.pools import by_id, serving
 from schedulers.short_first import BUFFER_TOKENS, Queued, queue_class, short_first_plan
 from schedulers.types import NS, Turn
 from schedulers.views import ClusterView, ReplicaView
+
+Annotations = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,7 @@ class ThunderAgent(AdmissionScheduler):
         reference="ThunderAgent, arXiv 2602.13692, code at a7eef77; known defects repaired",
     )
     Config = ThunderAgentConfig
+    resume_annotations: ClassVar[Annotations] = NO_ANNOTATIONS
     config: ThunderAgentConfig
 
     def __init__(self, config: ThunderAgentConfig | None = None, rng: Random | None = None) -> None:
@@ -154,12 +167,22 @@ class ThunderAgent(AdmissionScheduler):
     ) -> Iterator[Command]:
         home = by_id(serving(cluster), account.replica)
         if home is not None:
-            yield Route(turn.id, home.id, why="has a place")
+            yield Route(turn.id, home.id, annotations=self.stay_annotations(account, now))
         elif self.config.failover:
             self.accounts.enqueue(account, now)
-            yield from self._wait(account, turn, now, "its replica is lost")
+            yield from self.displaced(account, turn, now, cluster)
         else:
             yield Reject(turn.id, "its replica does not answer")
+
+    def stay_annotations(self, account: Account, now: int) -> Annotations:
+        """What a turn of a session with a place is dispatched with."""
+        return NO_ANNOTATIONS
+
+    def displaced(
+        self, account: Account, turn: Turn, now: int, cluster: ClusterView
+    ) -> Iterator[Command]:
+        """A turn of a queued session whose replica is lost."""
+        yield from self._wait(account, turn, now, "its replica is lost")
 
     def _first_place(
         self, account: Account, turn: Turn, now: int, cluster: ClusterView
@@ -189,13 +212,15 @@ class ThunderAgent(AdmissionScheduler):
                 yield WakeAt(account.deadline)
 
     def _dispatch_failed(self, turn: Turn, now: int, cluster: ClusterView) -> Iterator[Command]:
-        account = self.accounts.all[turn.session]
-        if not self.config.failover:
+        account = self.accounts.all.get(turn.session)
+        if account is None:
+            yield from self._arrived(turn, now, cluster)
+        elif not self.config.failover:
             yield Reject(turn.id, "its replica does not answer")
         elif account.replica is not None:
             yield from self._stay(account, turn, now, cluster)
         else:
-            yield from self._wait(account, turn, now, "its replica is lost")
+            yield from self.displaced(account, turn, now, cluster)
 
     def learn(self, turn_id: str, event: TurnFinished) -> None:
         """The usage of a finished turn is the session's context."""
@@ -260,7 +285,14 @@ class ThunderAgent(AdmissionScheduler):
         for session, replica in short_first_plan(
             queued, list(room.items()), self.config.buffer_tokens
         ):
-            yield from self.resume(self.accounts.all[session], replica, cluster, "there is room")
+            if self.may_join(cluster.replica(replica)):
+                yield from self.resume(
+                    self.accounts.all[session], replica, cluster, "there is room"
+                )
+
+    def may_join(self, replica: ReplicaView) -> bool:
+        """Whether one more session may be resumed there, room apart."""
+        return True
 
     def _resume_aged(
         self, room: dict[str, int], now: int, cluster: ClusterView
@@ -285,24 +317,29 @@ class ThunderAgent(AdmissionScheduler):
 
     def relieve(self, replica: ReplicaView, now: int, cluster: ClusterView) -> Iterator[Command]:
         """Pause until the replica is safe."""
-        remaining = self.remaining(replica, cluster)
+        excess = self.excess(replica, cluster)
         buffer = self.config.buffer_tokens
         here = self.accounts.on(replica.id)
-        acting = sorted((a for a in here if not a.reasoning), key=lambda a: a.tokens)
-        for account in acting:
-            if remaining >= 0:
+        for account in sorted((a for a in here if not a.reasoning), key=lambda a: a.tokens):
+            if excess <= 0:
                 return
-            remaining += self.config.acting_weight * account.tokens + buffer
+            excess -= self.config.acting_weight * account.tokens + buffer
             yield from self.pause(account, now, cluster, "replica is too full")
-        coming = sum(self.accounts.tokens(a, cluster) + buffer for a in here if a.marked)
+        if self.config.count_future_pauses:
+            excess -= sum(self.accounts.tokens(a, cluster) + buffer for a in here if a.marked)
         busy = [a for a in here if a.reasoning and not a.marked]
         for account in sorted(busy, key=lambda a: self.accounts.tokens(a, cluster)):
-            # As shipped, marking frees nothing yet, so it goes on until all are marked.
-            if remaining + (coming if self.config.count_future_pauses else 0) >= 0:
+            if excess <= 0:
                 return
             account.marked = True
-            coming += self.accounts.tokens(account, cluster) + buffer
             self._counts["marked"] += 1
+            # As shipped, marking frees nothing yet, so it goes on until all are marked.
+            if self.config.count_future_pauses:
+                excess -= self.accounts.tokens(account, cluster) + buffer
+
+    def excess(self, replica: ReplicaView, cluster: ClusterView) -> float:
+        """Tokens that must leave the replica in this round."""
+        return -self.remaining(replica, cluster)
 
     def remaining(self, replica: ReplicaView, cluster: ClusterView) -> float:
         shared = self.accounts.shared(replica, cluster) if self.config.shared_tokens else 0.0
@@ -324,7 +361,7 @@ class ThunderAgent(AdmissionScheduler):
             account = self.accounts.queue.get(session)
             if account is None or account.waiting_since is None or account.deadline != deadline:
                 continue
-            replica = self._forced_place(account, cluster)
+            replica = self.forced_place(account, now, cluster)
             if replica is not None:
                 self._counts["forced"] += 1
                 yield from self.resume(account, replica, cluster, "waited too long, forced in")
@@ -334,7 +371,8 @@ class ThunderAgent(AdmissionScheduler):
         if passed and self._deadlines:
             yield WakeAt(self._deadlines[0][0])
 
-    def _forced_place(self, account: Account, cluster: ClusterView) -> str | None:
+    def forced_place(self, account: Account, now: int, cluster: ClusterView) -> str | None:
+        """Its origin if that is healthy, else the replica with the fewest sessions."""
         replicas = serving(cluster)
         if not replicas or by_id(replicas, account.origin) is not None:
             return account.origin if replicas else None
@@ -349,7 +387,7 @@ class ThunderAgent(AdmissionScheduler):
         self._counts["resumed"] += 1
         session = cluster.sessions.get(account.session)
         if session is not None and (session.lifecycle == "paused" or session.waiting):
-            yield Resume(account.session, replica, why=why)
+            yield Resume(account.session, replica, annotations=self.resume_annotations, why=why)
 
     def pause(
         self, account: Account, now: int, cluster: ClusterView, why: str
