@@ -11,7 +11,7 @@ from harness.gpus import GpuKind
 from harness.models import Model
 from harness.sim.layer_tables import read_layer_table
 from harness.sim.perf_tables import perf_folder, read_operator_table
-from harness.sim.step_costs import LayerCosts, OperatorCosts, StepCosts
+from harness.sim.step_costs import LayerCosts, Link, OperatorCosts, StepCosts
 from harness.specfile import parse_document
 
 BACKENDS = ("vllm", "sglang")
@@ -40,8 +40,11 @@ class Profile:
     backend: str
     gpu: str
     host_fixed_us: float
+    host_prefill_us: float
     host_per_seq_us: float
     bandwidth_scale: float
+    context_spread: float
+    """Longest context of a batch over the mean."""
     origin: str
 
 
@@ -97,8 +100,10 @@ def _profiles() -> tuple[tuple[Profile, ...], ApiServerCosts]:
                 backend=group.choice("backend", BACKENDS),
                 gpu=group.text("gpu"),
                 host_fixed_us=group.number("host_fixed_us", above=-1.0),
+                host_prefill_us=group.number("host_prefill_us", above=-1.0),
                 host_per_seq_us=group.number("host_per_seq_us", above=-1.0),
                 bandwidth_scale=group.number("bandwidth_scale"),
+                context_spread=group.number("context_spread", 1.0, above=0.999),
                 origin=group.text("origin"),
             )
         )
@@ -147,7 +152,7 @@ def find_table(model: str, gpu: str, tensor_parallel: int, backend: str) -> Tabl
 
 
 @cache
-def table_costs(entry: TableEntry, model: Model, gpu: GpuKind) -> StepCosts:
+def table_costs(entry: TableEntry, model: Model, gpu: GpuKind, context_spread: float) -> StepCosts:
     """The costs in a table, read once.
 
     Raises:
@@ -160,6 +165,6 @@ def table_costs(entry: TableEntry, model: Model, gpu: GpuKind) -> StepCosts:
         table,
         model,
         ranks=entry.tensor_parallel,
-        link_gbs=gpu.peer_gbs,
-        link_latency_us=gpu.link_latency_us,
+        link=Link(gpu.peer_gbs, gpu.link_latency_us, nvlink=gpu.nvlink_gbs > 0),
+        context_spread=context_spread,
     )

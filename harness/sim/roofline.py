@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from harness.gpus import GpuKind
 from harness.models import DTYPE_BYTES, Model
 from harness.sim.curves import Curve
-from harness.sim.step_costs import Chunk, ring_ms
+from harness.sim.step_costs import Chunk, Link, all_reduce_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class RooflineCosts:
         self, model: Model, gpu: GpuKind, ranks: int, settings: RooflineSettings | None = None
     ) -> None:
         use = settings or RooflineSettings()
-        self._model, self._gpu, self._ranks = model, gpu, ranks
+        self._model, self._ranks = model, ranks
+        self._link = Link(gpu.peer_gbs, gpu.link_latency_us, nvlink=gpu.nvlink_gbs > 0)
         eight_bit = DTYPE_BYTES[model.dtype] <= 1 and gpu.fp8_tflops > 0
         peak = gpu.fp8_tflops if eight_bit else gpu.bf16_tflops
         self._flops_ms = peak * 1e12 * use.gemm_efficiency / 1e3
@@ -61,13 +62,7 @@ class RooflineCosts:
         model = self._model
         arithmetic = 2 * model.active_params_b * 1e9 * tokens / self._ranks / self._flops_ms
         read = self._weights_read(tokens) / self._ranks / self._read_ms
-        reduce = ring_ms(
-            tokens * model.hidden * 2,
-            ranks=self._ranks,
-            phases=2,
-            link_gbs=self._gpu.peer_gbs,
-            latency_us=self._gpu.link_latency_us,
-        )
+        reduce = all_reduce_ms(tokens * model.hidden * 2, self._ranks, self._link)
         return max(arithmetic, read, self._layers_ms) + (2 * model.layers + 1) * reduce
 
     def _weights_read(self, tokens: int) -> float:

@@ -7,6 +7,7 @@ head, sampling), and one attention call over all of its prefill chunks and decod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -50,7 +51,7 @@ class StepCosts(Protocol):
 
 
 def _batch_curve(
-    table: Array, batches: Sequence[int], contexts: Sequence[int], decodes: int
+    table: Array, batches: Sequence[int], contexts: Sequence[float], decodes: int
 ) -> Curve:
     """The row of a (batch, context) table at `decodes`, with a point at context 0: on the line
     through the first two, but not below 0."""
@@ -131,11 +132,40 @@ class OperatorCosts:
         )
 
 
-def ring_ms(size: float, *, ranks: int, phases: int, link_gbs: float, latency_us: float) -> float:
-    """Milliseconds of a ring collective over `size` bytes: phases 2 for an all-reduce, 1 for an
-    all-gather; each of its (ranks - 1) x phases steps sends size / ranks over one link."""
-    steps = phases * (ranks - 1)
-    return steps * (latency_us / 1e3 + size / ranks / (link_gbs * 1e6))
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between the GPUs of a replica. GB/s (10^9 bytes) per direction."""
+
+    gbs: float
+    latency_us: float
+    nvlink: bool = False
+
+
+_KERNEL_LIMIT = 8 * 2**20
+_ONE_STAGE_LIMIT = {4: 512 * 2**10, 6: 256 * 2**10, 8: 256 * 2**10}
+
+
+def all_reduce_ms(size: float, ranks: int, link: Link) -> float:
+    """Milliseconds to sum `size` bytes over all ranks, the way vLLM does it.
+
+    Below 8 MiB, on two GPUs or over NVLink, vLLM's own kernels read the other GPUs' memory: in one
+    stage on two GPUs or for small sizes, else in two (csrc/custom_all_reduce.cuh,
+    device_communicators/custom_all_reduce.py). Otherwise NCCL's ring.
+    """
+    if ranks == 1:
+        return 0.0
+    latency, transfer = link.latency_us / 1e3, size / (link.gbs * 1e6)
+    if size < _KERNEL_LIMIT and (ranks == 2 or (link.nvlink and ranks in _ONE_STAGE_LIMIT)):
+        if ranks == 2 or size < _ONE_STAGE_LIMIT[ranks]:
+            # Each link carries one copy: with NVLink all peers are read at once.
+            return latency + transfer
+        return 2 * latency + 2 * transfer * (ranks - 1) / ranks
+    return 2 * (ranks - 1) * (latency + transfer / ranks)
+
+
+def all_gather_ms(size: float, ranks: int, link: Link) -> float:
+    """Milliseconds until every rank has all of `size` bytes that lie spread over them (a ring)."""
+    return (ranks - 1) * (link.latency_us / 1e3 + size / ranks / (link.gbs * 1e6))
 
 
 class LayerCosts:
@@ -146,8 +176,11 @@ class LayerCosts:
     what they cost by themselves above the smallest chunk (one kernel call takes them all).
 
     Args:
-        link_gbs, link_latency_us: between the GPUs of the replica, for a ring of `ranks`: two
-            all-reduces a layer, one after the embedding, and an all-gather of the logits.
+        context_spread: longest context of a large batch over the mean. Contexts of real batches
+            differ, the profiled ones do not; attention grows with it as the profile's own uneven
+            batches show.
+        link: between the `ranks` GPUs of the replica, which sum activations twice a layer and once
+            after the embedding, and gather the logits.
     """
 
     def __init__(
@@ -156,11 +189,11 @@ class LayerCosts:
         model: Model,
         *,
         ranks: int,
-        link_gbs: float,
-        link_latency_us: float,
+        link: Link,
+        context_spread: float = 1.0,
     ) -> None:
         self._layers, self._ranks = model.layers, ranks
-        self._link_gbs, self._link_latency_us = link_gbs, link_latency_us
+        self._link = link
         self._hidden, self._vocabulary = model.hidden, model.vocabulary
         tokens = next(iter(table.layers.values()))[0]
         once, layer = _linear_us(table, model)
@@ -168,11 +201,14 @@ class LayerCosts:
         smooth = monotone(linear)
         heads = next(iter(table.per_sequence.values()))[0]
         head = np.sum([np.array(times) for _, times in table.per_sequence.values()], axis=0) / 1e3
-        decode, mixed = monotone(table.decode_attention), monotone(table.mixed_attention)
+        uneven = _uneven(table, "pure", table.batches, context_spread)[:, None]
+        decode = monotone(table.decode_attention * uneven)
+        uneven_mixed = _uneven(table, "mixed", table.mixed_decodes, context_spread)[:, None]
+        mixed = monotone(table.mixed_attention * uneven_mixed)
         self.largest_smoothing = max(
             largest_change(linear, smooth),
-            largest_change(table.decode_attention, decode),
-            largest_change(table.mixed_attention, mixed),
+            largest_change(table.decode_attention * uneven, decode),
+            largest_change(table.mixed_attention * uneven_mixed, mixed),
         )
         self._linear = Curve(tokens, smooth.tolist())
         self._head = Curve(heads, monotone(head).tolist())
@@ -188,21 +224,12 @@ class LayerCosts:
         self._curves: dict[int, Curve] = {}
 
     def tokens_ms(self, tokens: int, *, mixed: bool) -> float:
-        reduce = self._collective_ms(tokens * self._hidden * 2, phases=2)
+        reduce = all_reduce_ms(tokens * self._hidden * 2, self._ranks, self._link)
         return self._linear(tokens) + (2 * self._layers + 1) * reduce
 
     def sequences_ms(self, sequences: int) -> float:
         logits = sequences * self._vocabulary * 2
-        return self._head(sequences) + self._collective_ms(logits, phases=1)
-
-    def _collective_ms(self, size: int, *, phases: int) -> float:
-        return ring_ms(
-            size,
-            ranks=self._ranks,
-            phases=phases,
-            link_gbs=self._link_gbs,
-            latency_us=self._link_latency_us,
-        )
+        return self._head(sequences) + all_gather_ms(logits, self._ranks, self._link)
 
     def decode_curve(self, decodes: int) -> Curve:
         curve = self._curves.get(decodes)
@@ -246,6 +273,18 @@ class LayerCosts:
             or decodes > self._mixed_decodes[-1]
             or any(new > self._chunks[-1] or cached > self._cached[-1] for new, cached in chunks)
         )
+
+
+def _uneven(table: LayerTable, regime: str, decodes: Sequence[int], context_spread: float) -> Array:
+    """Factors on attention at each number of decodes.
+
+    A batch of n reaches (n - 1) / (n + 1) of the spread of a large one, as contexts spread evenly
+    do (our choice).
+    """
+    slope = Curve(*table.ragged[regime])
+    return np.array(
+        [1 + slope(n) * (context_spread - 1) * max(0, n - 1) / (n + 1) for n in decodes]
+    )
 
 
 _PER_LAYER = ("qkv_proj", "qk_norm", "rotary_emb", "o_proj", "gate_up_proj", "act_fn", "down_proj")

@@ -1,7 +1,7 @@
 """How long one engine step takes.
 
     t = linear(tokens, padded) + sequences(n) + attention(chunks, decodes, mean context)
-        + communication(tokens) + host_fixed + host_per_seq x n
+        + communication(tokens) + host_fixed + host_per_seq x n (+ host_prefill with a chunk)
 
 Times are integer picoseconds. A decode-only step is linear in the sum of contexts within a cell
 of the table, so that a run of such steps sums exactly.
@@ -43,6 +43,9 @@ class StepSettings:
 
     host_fixed_us: float = 0.0
     """Host work that the GPU waits for."""
+    host_prefill_us: float = 0.0
+    """The same in steps with a prefill chunk: they run outside the full CUDA graph, and take new
+    requests in."""
     host_per_seq_us: float = 0.0
     """The same for each sequence of the step."""
     bandwidth_scale: float = 1.0
@@ -56,7 +59,7 @@ class StepSettings:
     """CUDA-graph sizes, ascending: steps of up to the last are padded to the next. Empty: none."""
 
     def __post_init__(self) -> None:
-        for name in ("host_fixed_us", "host_per_seq_us"):
+        for name in ("host_fixed_us", "host_prefill_us", "host_per_seq_us"):
             if not 0 <= getattr(self, name) < 1e9:
                 raise PerformanceDataError(f"{name} must be 0 or more", f"change {name}")
         if not self.bandwidth_scale > 0:
@@ -137,6 +140,7 @@ class TableStepTime:
         gpu = linear + self._costs.sequences_ms(sequences)
         slowdown = use.compute_slowdown if mixed else use.memory_slowdown
         host = (use.host_fixed_us + use.host_per_seq_us * sequences) / 1e3
+        host += use.host_prefill_us / 1e3 if mixed else 0.0
         return max(1, round((gpu * slowdown + host) * PS_PER_MS))
 
     def _cut(self, decodes: int) -> tuple[list[int], list[DecodePiece], int]:
@@ -161,6 +165,7 @@ def step_time_for(
     replica: ReplicaPlan,
     *,
     host_fixed_us: float | None = None,
+    host_prefill_us: float | None = None,
     host_per_seq_us: float | None = None,
     bandwidth_scale: float | None = None,
     backend: str = "vllm",
@@ -170,8 +175,8 @@ def step_time_for(
     or from a roofline where there is none.
 
     Args:
-        host_fixed_us, host_per_seq_us, bandwidth_scale: None: of the profile that ships for the
-            back end on the GPU kind.
+        host_fixed_us, host_prefill_us, host_per_seq_us, bandwidth_scale: None: of the profile that
+            ships for the back end on the GPU kind.
         backend: `vllm` or `sglang`.
         max_num_seqs: decides which CUDA graphs the engine captures.
 
@@ -181,14 +186,16 @@ def step_time_for(
     profile = find_profile(replica.gpu.name, backend)
     compute, memory = slowdowns(replica.gpu, replica.power_cap_w)
     settings = StepSettings(
-        host_fixed_us=profile.host_fixed_us if host_fixed_us is None else host_fixed_us,
-        host_per_seq_us=profile.host_per_seq_us if host_per_seq_us is None else host_per_seq_us,
-        bandwidth_scale=profile.bandwidth_scale if bandwidth_scale is None else bandwidth_scale,
+        host_fixed_us=_or(host_fixed_us, profile.host_fixed_us),
+        host_prefill_us=_or(host_prefill_us, profile.host_prefill_us),
+        host_per_seq_us=_or(host_per_seq_us, profile.host_per_seq_us),
+        bandwidth_scale=_or(bandwidth_scale, profile.bandwidth_scale),
         compute_slowdown=compute,
         memory_slowdown=memory,
         captured=tuple(capture_sizes(max_num_seqs)),
     )
-    notes = [] if host_fixed_us is not None else [profile.origin]
+    given = (host_fixed_us, host_prefill_us, host_per_seq_us)
+    notes = ["host terms given"] if any(x is not None for x in given) else [profile.origin]
     if compute > 1:
         notes.append(f"cap {replica.power_cap_w:g} W slows prefill {compute:.2f}x (assumed curve)")
     what = f"{model.name} on {replica.tensor_parallel}x{replica.gpu.name}"
@@ -205,5 +212,11 @@ def step_time_for(
         notes.insert(0, entry.caveat)
     text = f"table: {entry.source}, {what}"
     return TableStepTime(
-        table_costs(entry, model, replica.gpu), settings, description="; ".join([text, *notes])
+        table_costs(entry, model, replica.gpu, profile.context_spread),
+        settings,
+        description="; ".join([text, *notes]),
     )
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
