@@ -54,8 +54,8 @@ def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[s
     if workload.over_limit:
         share = workload.over_limit / workload.sessions
         yield (
-            f"              {workload.over_limit:,} sessions ({share:.0%}) will pass the context "
-            f"limit of {context_limit:,} tokens and end there"
+            f"              {_count(workload.over_limit, 'session')} ({share:.0%}) will pass the context "
+            f"limit of {context_limit:,} tokens"
         )
 
 
@@ -65,7 +65,7 @@ def _turns(plan: Plan) -> int:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _millions(tokens: int) -> str:
