@@ -9,8 +9,13 @@ import typer
 from typer.core import TyperGroup
 
 from agentsched import AgentschedError, __version__
-from cli import compare, console, explain, report, run, trace
-from cli import list as list_command
+from cli import console
+from cli.compare import compare
+from cli.explain import explain
+from cli.list import list_names
+from cli.report import report
+from cli.run import run
+from cli.trace import app as trace_app
 
 
 class _Commands(TyperGroup):
@@ -50,12 +55,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Compare schedulers for LLM agents: run the same agents under each, and see who wins.",
 )
-app.command("run")(run.run)
-app.command("report")(report.report)
-app.command("compare")(compare.compare)
-app.command("explain")(explain.explain)
-app.command("list")(list_command.list_names)
-app.add_typer(trace.app, name="trace")
+app.command("run")(run)
+app.command("report")(report)
+app.command("compare")(compare)
+app.command("explain")(explain)
+app.command("list")(list_names)
+app.add_typer(trace_app, name="trace")
 
 
 def _print_version(wanted: bool) -> None:

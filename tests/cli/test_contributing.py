@@ -20,10 +20,13 @@ def test_the_example_runs_and_takes_its_setting(tmp_path: Path) -> None:
     file = tmp_path / "loyal.py"
     file.write_text(example(), encoding="utf-8")
     spec = tiny_spec(tmp_path)
-    arguments = ["run", spec, "--scheduler", f"{file}:Loyal", "--scheduler", "round-robin"]
-    done = agentsched(*arguments, "--set", "scheduler_settings.loyal.slack=8", "-o", "out")
+    done = agentsched(
+        *("run", spec, "--scheduler", f"{file}:Loyal", "--scheduler", "round-robin"),
+        *("--set", "scheduler_settings.loyal.slack=8", "-o", "out"),
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
-    assert "loyal" in agentsched("report", "out").stdout
+    assert "loyal" in agentsched("report", "out", cwd=tmp_path).stdout
 
 
 def test_the_example_refuses_a_wrong_setting(tmp_path: Path) -> None:

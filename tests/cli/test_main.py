@@ -143,7 +143,8 @@ def test_bad_traces_name_line_and_field(
 ) -> None:
     file = bad_trace(tmp_path, *lines)
     spec = tiny_spec(tmp_path, workloads=[{"name": "bad.jsonl", "workers": [1]}])
-    for command in (["trace", "validate", file], ["trace", "stat", file], ["run", spec]):
+    commands = (("trace", "validate", str(file)), ("trace", "stat", str(file)), ("run", str(spec)))
+    for command in commands:
         done = agentsched(*command, cwd=tmp_path)
         assert done.returncode == 2, done.stderr
         assert done.stderr.splitlines()[-1].startswith("  try: ")
