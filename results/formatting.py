@@ -22,7 +22,12 @@ def decimals_of(value: float) -> int:
 
 
 def level(estimate: Estimate) -> str:
-    """A mean and half the width of its interval, in the same number of decimals."""
+    """A mean and half the width of its interval, in the same number of decimals.
+
+    A whole number that is the same for every seed, such as a count of failures, stands alone.
+    """
+    if estimate.mean.is_integer() and estimate.interval == (estimate.mean, estimate.mean):
+        return f"{estimate.mean:,.0f}"
     places = decimals_of(estimate.mean)
     text = number(estimate.mean, places)
     if estimate.interval is None:
