@@ -52,10 +52,11 @@ def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[s
         f"output tokens (first seed)"
     )
     if workload.over_limit:
+        over = _count(workload.over_limit, "session")
         share = workload.over_limit / workload.sessions
         yield (
-            f"              {_count(workload.over_limit, 'session')} ({share:.0%}) will pass the context "
-            f"limit of {context_limit:,} tokens"
+            f"              {over} ({share:.0%}) will pass the context limit of "
+            f"{context_limit:,} tokens"
         )
 
 
