@@ -44,6 +44,13 @@ SHIPPED: dict[str, str] = {
     "dynamo-thunderagent": "schedulers.dynamo_thunderagent:DynamoThunderAgent",
     "llm-d": "schedulers.llm_d:LlmD",
     "aibrix": "schedulers.aibrix:AIBrix",
+    "continuum": "schedulers.continuum:Continuum",
+    "autellix": "schedulers.autellix:Autellix",
+    "mars": "schedulers.mars:Mars",
+    "conserve": "schedulers.conserve:ConServe",
+    "ampd": "schedulers.ampd:Ampd",
+    "collocated": "schedulers.collocated:Collocated",
+    "disaggregated": "schedulers.disaggregated:Disaggregated",
 }
 
 

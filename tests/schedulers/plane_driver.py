@@ -18,7 +18,7 @@ from results.records import DecisionRecord
 from schedulers import events as ev
 from schedulers.base import Scheduler
 from schedulers.commands import WakeAt
-from schedulers.types import NS, PromptRef, PromptRun, ReplicaSample, Turn, Usage
+from schedulers.types import NS, PromptRef, PromptRun, ReplicaSample, ToolSignal, Turn, Usage
 from schedulers.views import Role
 
 
@@ -115,6 +115,10 @@ class PlaneDriver:
         del self.open[number]
         where = self.plane.ledger.attempts[number].serving
         return self.handle(ev.ClientGone(self.now, session, one.turn.id, number, where))
+
+    def tool(self, session: str, *names: str) -> list[Operation]:
+        signals = tuple(ToolSignal(name) for name in names)
+        return self.handle(ev.ToolStarted(self.now, session, signals))
 
     def close(self, session: str) -> list[Operation]:
         return self.handle(ev.SessionClosed(self.now, session, "done"))
