@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workloads.model import PromptBuilder, Segment, Session
 
@@ -144,6 +145,53 @@ def share_over(sessions: Iterable[Session], limit: int) -> float:
 def peak_context(session: Session) -> int:
     """The most tokens that one turn of a session holds, prompt and output."""
     return max(turn.prompt_tokens + turn.output_tokens for turn in session.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far one quantity's distribution is from another's."""
+
+    quantity: str
+    unit: str
+    ks: float
+    """Kolmogorov-Smirnov distance: the largest gap between the two distribution functions, 0 to
+    1."""
+    first: tuple[float, float]
+    """p50 and p90 of the first set of sessions."""
+    second: tuple[float, float]
+    """p50 and p90 of the second."""
+
+
+def distances(first: Iterable[Session], second: Iterable[Session]) -> list[Distance]:
+    """Compare two sets of sessions, quantity by quantity; those that one lacks are left out."""
+    ours, theirs = _values(first), _values(second)
+    result: list[Distance] = []
+    for name, unit in _QUANTITIES:
+        one, other = _sorted(ours[name]), _sorted(theirs[name])
+        if one.size and other.size:
+            p50, p90 = (float(q) for q in np.quantile(one, [0.5, 0.9]))
+            q50, q90 = (float(q) for q in np.quantile(other, [0.5, 0.9]))
+            result.append(Distance(name, unit, ks_distance(one, other), (p50, p90), (q50, q90)))
+    return result
+
+
+def ks_distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Kolmogorov-Smirnov distance of two sorted samples, neither empty."""
+    points = np.concatenate([one, other])
+    below = np.searchsorted(one, points, side="right") / one.size
+    below_other = np.searchsorted(other, points, side="right") / other.size
+    return float(np.abs(below - below_other).max())
+
+
+def _values(sessions: Iterable[Session]) -> dict[str, array[float]]:
+    values: dict[str, array[float]] = {name: array("d") for name, _ in _QUANTITIES}
+    for session in sessions:
+        _collect(values, session)
+    return values
+
+
+def _sorted(numbers: array[float]) -> NDArray[np.float64]:
+    return np.sort(np.array(numbers, dtype=np.float64))
 
 
 def _collect(values: dict[str, array[float]], session: Session) -> None:

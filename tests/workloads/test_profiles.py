@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 
 from agentsched import UsageError
+from workloads.catalog import load_workload
 from workloads.model import Session
 from workloads.profiles.bash_tools import FAST, SLOW
 from workloads.profiles.generate import PROFILES, context_sensitivity, generate, parameters
 from workloads.profiles.laws import QuantileLaw
 from workloads.profiles.swe_bench import SweBenchMiniShort
-from workloads.stats import TraceStats, peak_context, share_over, trace_stats
+from workloads.stats import (
+    StatRow,
+    TraceStats,
+    distances,
+    peak_context,
+    share_over,
+    trace_stats,
+)
 
-MANY = 1500
+MANY = 1000
 """Sessions a profile: more than 20,000 turns of each."""
 
 
@@ -25,6 +33,7 @@ def _sessions(name: str, variant: str = "") -> tuple[Session, ...]:
     return tuple(generate(name, sessions=MANY, seed=11, settings=chosen))
 
 
+@cache
 def _stats(name: str, variant: str = "") -> TraceStats:
     stats = trace_stats(_sessions(name, variant))
     assert stats.turns > 20_000
@@ -38,7 +47,7 @@ SWE_QUANTILES = [
     ("turns a session", 45, 92, 0.12),
     ("first prompt", 1400, 2800, 0.20),
     ("new tokens a later turn", 409, 1470, 0.13),
-    ("output a turn", 145, 601, 0.13),
+    ("output a turn", 145, 601, 0.15),
     ("tool call", 6.6, 10.8, 0.02),
 ]
 
@@ -69,18 +78,19 @@ def test_slow_law_has_the_published_mean() -> None:
 
 
 def test_automationbench_lies_in_the_published_ranges() -> None:
-    sessions = _sessions("automationbench")
-    rows = {row.quantity: row for row in _stats("automationbench").rows}
+    sessions = generate("automationbench", sessions=3000, seed=11)
+    rows = {row.quantity: row for row in trace_stats(sessions).rows}
     totals = [sum(t.prompt_tokens for t in s.turns) for s in sessions]
     means = [total / len(s.turns) for total, s in zip(totals, sessions, strict=True)]
     calls = [sum(len(t.tools) for t in s.turns) for s in sessions]
+    outputs = [np.mean([t.output_tokens for t in s.turns]) for s in sessions]
     # Ranges over the four models of the runs. The profile is the one with the longest outputs and
-    # contexts, at the ranges' upper end, and 1,500 sessions leave 4 % of chance in a total.
+    # contexts, at the ranges' upper end, and 3,000 sessions leave 3 % of chance in a total.
     ranges: list[tuple[float, float, float]] = [
         (rows["turns a session"].p50, 16, 20),
         (rows["turns a session"].p90, 39, 50),
-        (rows["output a turn"].p50, 307, 361),
-        (rows["output a turn"].mean, 340, 448),
+        (float(np.quantile(outputs, 0.5)), 307, 361),
+        (float(np.mean(outputs)), 340, 448),
         (float(np.quantile(totals, 0.5)), 198_000, 259_000),
         (float(np.quantile(totals, 0.9)), 680_000, 1_220_000),
         (float(np.quantile(means, 0.5)), 10_700, 14_200),
@@ -93,10 +103,88 @@ def test_automationbench_lies_in_the_published_ranges() -> None:
     assert sum(calls) / sum(len(s.turns) - 1 for s in sessions) == pytest.approx(1.86, rel=0.02)
 
 
+def _row(name: str, quantity: str) -> StatRow:
+    return next(row for row in _stats(name).rows if row.quantity == quantity)
+
+
+# (profile, quantity, published p50, p90, tolerance)
+OTHER_QUANTILES = [
+    # AgentCgroup, Claude Code on SWE-rebench; all tool calls: p50 0.035, p75 6.7, p90 9.3 s.
+    ("swe-bench-cc", "turns a session", 45, 92, 0.12),
+    ("swe-bench-cc", "first prompt", 13_400, 13_745, 0.01),
+    ("swe-bench-cc", "new tokens a later turn", 409, 1470, 0.13),
+    ("swe-bench-cc", "output a turn", 145, 601, 0.15),
+    ("swe-bench-cc", "tool call", 0.035, 9.3, 0.20),
+    ("swe-bench-cc", "peak context", 52_900, 83_000, 0.35),
+    # Terminal-Bench 2.0 trials of terminus-2; the rest of it is known per trial, below.
+    ("tb2-terminus2", "turns a session", 17, 57, 0.16),
+    # Weka: as published, and waits as read from the traces here. Its lognormals miss the recorded
+    # quantiles by up to 20 % (tool calls, recorded in whole seconds, by a third). First prompts
+    # spread so widely that 1,000 sessions leave 10 % of chance.
+    ("cc-interactive", "turns a session", 44, 146, 0.25),
+    ("cc-interactive", "first prompt", 23_300, 259_000, 0.25),
+    ("cc-interactive", "output a turn", 217, 879, 0.22),
+    ("cc-interactive", "tool call", 9, 69, 0.36),
+    ("cc-interactive", "wait after a turn", 121.5, 1340, 0.20),
+]
+
+
+@pytest.mark.parametrize(("name", "quantity", "p50", "p90", "tolerance"), OTHER_QUANTILES)
+def test_other_profiles_have_the_published_quantiles(
+    name: str, quantity: str, p50: float, p90: float, tolerance: float
+) -> None:
+    row = _row(name, quantity)
+    assert row.p50 == pytest.approx(p50, rel=tolerance)
+    assert row.p90 == pytest.approx(p90, rel=tolerance)
+
+
+def test_terminus_trials_have_the_published_means() -> None:
+    sessions = [s for s in _sessions("tb2-terminus2") if len(s.turns) > 1]
+    prompts = [np.mean([t.prompt_tokens for t in s.turns]) for s in sessions]
+    outputs = [np.mean([t.output_tokens for t in s.turns]) for s in sessions]
+    gaps = [np.mean([t.tool_seconds for t in s.turns[:-1]]) for s in sessions]
+    # Means of a trial over its requests: p50 and p90 over trials.
+    assert np.quantile(prompts, [0.5, 0.9]) == pytest.approx([9900, 27_000], rel=0.12)
+    # The lognormal of the source has p90 3,320.
+    assert np.quantile(outputs, [0.5, 0.9]) == pytest.approx([784, 4050], rel=0.32)
+    assert np.quantile(gaps, [0.5, 0.9]) == pytest.approx([6.6, 30], rel=0.15)
+
+
+def test_terminus_states_what_it_waits_for() -> None:
+    calls = [c for s in _sessions("tb2-terminus2")[:100] for t in s.turns for c in t.tools]
+    for call in calls:
+        assert call.hint_s is not None
+        assert 0.1 <= call.hint_s <= 60.0
+        if 1.2 < call.seconds < 60.0:
+            assert call.seconds - call.hint_s == pytest.approx(1.0, abs=0.06)
+
+
+def test_terminal_bench_sets_up_first() -> None:
+    setups = [s.setup_s for s in _sessions("tb2-terminus2")]
+    assert np.quantile(setups, [0.5, 0.9]) == pytest.approx([3.0, 12.0], rel=0.12)
+    assert min(s.setup_s for s in _sessions("tb2-claude-code")) > 5
+
+
+def test_interactive_sessions_reuse_and_reset_as_recorded() -> None:
+    stats = _stats("cc-interactive")
+    assert stats.reuse_share == pytest.approx(0.962, abs=0.015)
+    assert stats.compactions / stats.turns == pytest.approx(0.017, abs=0.006)
+    recorded = distances(_sessions("cc-interactive"), load_workload("weka-claude-code"))
+    found = {d.quantity: d.ks for d in recorded}
+    for quantity in ("turns a session", "first prompt", "output a turn", "tool call"):
+        assert found[quantity] < 0.15, quantity
+
+
+def test_bailian_reuse_is_as_published() -> None:
+    assert _stats("bailian-agent").reuse_share > 0.80
+    stats = trace_stats(generate("bailian-chat", sessions=4000, seed=3))
+    assert 0.54 <= stats.reuse_share <= 0.62
+
+
 def test_short_variant_meets_the_published_bound() -> None:
     # 74 % of sessions below 20,000 tokens is what its growth is solved for.
     sessions = _sessions("swe-bench-mini-short")
-    assert share_over(sessions, 20_000) == pytest.approx(0.26, abs=0.03)
+    assert share_over(sessions, 20_000) == pytest.approx(0.26, abs=0.04)
 
 
 def test_short_growth_by_hand() -> None:
@@ -145,9 +233,12 @@ SOURCES = (
     "As ",
     "Weka",
     "Terminal-Bench",
+    "TraceLab",
+    "Mooncake",
     "solved by",
     "arXiv",
     "that shortest first prompt",
+    "those trials",
 )
 
 
@@ -159,7 +250,7 @@ def test_sessions_are_sound(name: str) -> None:
         assert peak_context(session) >= session.turns[0].prompt_tokens
         assert session.turns[-1].tools == ()
         for turn in session.turns:
-            assert turn.new_tokens >= 0
+            assert turn.new_tokens >= 1
             assert turn.output_tokens >= 1
             assert all(call.seconds >= 0 for call in turn.tools)
 

@@ -21,7 +21,7 @@ def _shared_tokens(one: Prompt, other: Prompt) -> int:
     return total
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(families())
 def test_two_prompts_share_exactly_what_the_literal_texts_share(sessions: list[Session]) -> None:
     prompts: list[Prompt] = []
@@ -35,7 +35,7 @@ def test_two_prompts_share_exactly_what_the_literal_texts_share(sessions: list[S
             assert _shared_tokens(prompt, prompts[j]) == common_prefix(literal[i], literal[j])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(families())
 def test_infinite_cache_finds_the_longest_earlier_prefix(sessions: list[Session]) -> None:
     seen: list[list[tuple[str, int, str, int]]] = []

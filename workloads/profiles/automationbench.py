@@ -9,7 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from workloads.model import Session, ToolCall
-from workloads.profiles.laws import append_only, lognormal_counts, pick, shared_segment
+from workloads.profiles.laws import (
+    append_only,
+    counts,
+    leveled,
+    lognormal_counts,
+    pick,
+    shared_segment,
+)
 
 DOMAINS = ("sales", "marketing", "operations", "support", "finance", "hr")
 """AutomationBench (arXiv 2604.18934): six domains of 100 tasks."""
@@ -49,9 +56,11 @@ class AutomationBench:
     growth_sigma: float = 0.8
     """Spread of its log. Assumed: the runs have no per-turn data."""
     output_mu: float = 5.93
-    """Log of output tokens a call. AutomationBench runs, Qwen3.6-27B."""
+    """Log of a session's mean output tokens a call. AutomationBench runs, Qwen3.6-27B."""
     output_sigma: float = 0.47
-    """As output_mu; it is the spread between sessions, taken for the spread between calls."""
+    """As output_mu: the spread between sessions."""
+    output_within: float = 0.6
+    """Spread of the log within a session. Assumed."""
     output_cap: int = 8192
     """Longest reply, tokens. Assumed."""
     calls_mean: float = 1.86
@@ -71,9 +80,8 @@ class AutomationBench:
         first = int(lognormal_counts(rng, first_mu, self.first_sigma, 1, shared + 20, math.inf)[0])
         growth_mu = math.log(self.growth_mean) - self.growth_sigma**2 / 2
         growth = lognormal_counts(rng, growth_mu, self.growth_sigma, turns - 1, 1, math.inf)
-        outputs = lognormal_counts(
-            rng, self.output_mu, self.output_sigma, turns, 1, self.output_cap
-        )
+        replies = leveled(rng, self.output_mu, self.output_sigma, self.output_within, turns)
+        outputs = counts(replies, 1, self.output_cap)
         return Session(
             id=session_id,
             turns=append_only(
@@ -90,14 +98,14 @@ class AutomationBench:
     def _tools(
         self, rng: np.random.Generator, domain: str, turns: int
     ) -> list[tuple[ToolCall, ...]]:
-        counts = 1 + rng.poisson(max(0.0, self.calls_mean - 1), turns)
-        counts[-1] = 0
-        total = int(counts.sum())
+        numbers = 1 + rng.poisson(max(0.0, self.calls_mean - 1), turns)
+        numbers[-1] = 0
+        total = int(numbers.sum())
         seconds = np.round(rng.lognormal(self.tool_mu, self.tool_sigma, total), 5).tolist()
         actions = pick(rng, ACTIONS, total)
         result: list[tuple[ToolCall, ...]] = []
         start = 0
-        for count in counts.tolist():
+        for count in numbers.tolist():
             result.append(
                 tuple(
                     ToolCall(f"{domain}.{actions[i]}", seconds[i], parallel=i > start)

@@ -16,7 +16,10 @@ import numpy as np
 from agentsched import UsageError
 from workloads.model import Session
 from workloads.profiles.automationbench import AutomationBench
+from workloads.profiles.bailian import BailianAgent, BailianChat
+from workloads.profiles.claude_code import InteractiveClaudeCode, SweBenchClaudeCode
 from workloads.profiles.swe_bench import SweBenchMini, SweBenchMiniShort
+from workloads.profiles.terminal_bench import TerminalClaudeCode, Terminus2
 from workloads.stats import share_over
 
 
@@ -43,7 +46,18 @@ class Parameter:
 
 
 PROFILES: dict[str, Profile] = {
-    profile.name: profile for profile in (SweBenchMiniShort(), SweBenchMini(), AutomationBench())
+    profile.name: profile
+    for profile in (
+        SweBenchMiniShort(),
+        SweBenchMini(),
+        SweBenchClaudeCode(),
+        Terminus2(),
+        TerminalClaudeCode(),
+        AutomationBench(),
+        InteractiveClaudeCode(),
+        BailianAgent(),
+        BailianChat(),
+    )
 }
 
 

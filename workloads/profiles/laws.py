@@ -40,7 +40,22 @@ def lognormal_counts(
     rng: np.random.Generator, mu: float, sigma: float, size: int, low: int, high: float
 ) -> Ints:
     """Lognormal numbers, rounded and clipped to [low, high]; mu, sigma of the natural log."""
-    return np.clip(np.rint(rng.lognormal(mu, sigma, size)), low, high).astype(np.int64)
+    return counts(rng.lognormal(mu, sigma, size), low, high)
+
+
+def leveled(rng: np.random.Generator, mu: float, sigma: float, within: float, size: int) -> Floats:
+    """Lognormal numbers around a level of their own session.
+
+    The level, which is the numbers' mean, is lognormal (mu, sigma); around it the log spreads by
+    `within`. For sources that give one mean a session.
+    """
+    level = rng.normal(mu, sigma)
+    return rng.lognormal(level - within**2 / 2, within, size)
+
+
+def counts(values: Floats, low: int, high: float) -> Ints:
+    """Numbers rounded and clipped to [low, high]."""
+    return np.clip(np.rint(values), low, high).astype(np.int64)
 
 
 def pick(rng: np.random.Generator, weights: Mapping[str, float], size: int) -> list[str]:
