@@ -130,8 +130,11 @@ class BlockCache:
         """Hold the matched blocks; the match must be fresh."""
         holding = Holding(line)
         for extent, lo, hi in match.pieces:
-            if not extent.lo <= lo < extent.hi:
-                extent = self._part(extent.branch, extent.seq, lo)
+            if not extent.lo <= lo < hi <= extent.hi:
+                raise SimulationError(
+                    f"blocks {lo} to {hi} of branch {extent.branch} are no longer where they were",
+                    "this is a bug in the engine simulator; please report it",
+                )
             if extent.lo < lo:
                 extent = self._split(extent, lo)
             if hi < extent.hi:
@@ -225,15 +228,6 @@ class BlockCache:
         extent = Extent(branch, lo, hi, self._seq, 1)
         _place(extents, extent)
         holding.pieces.append((extent, lo, hi))
-
-    def _part(self, branch: int, seq: int, position: int) -> Extent:
-        for extent in self._branches[branch]:
-            if extent.seq == seq and extent.lo <= position < extent.hi:
-                return extent
-        raise SimulationError(
-            f"no part of extent {seq} holds block {position} of branch {branch}",
-            "this is a bug in the engine simulator; please report it",
-        )
 
     def _split(self, extent: Extent, at: int) -> Extent:
         """Cut the extent before block `at`; it keeps the lower part, the upper is returned."""

@@ -62,8 +62,20 @@ def test_of_two_copies_the_first_hashed_is_hit() -> None:
 def test_pool_of_no_blocks_and_too_large_an_allocation_are_errors() -> None:
     with pytest.raises(TopologyError):
         BlockCache(0)
-    with pytest.raises(SimulationError):
+    with pytest.raises(SimulationError, match="4 KV blocks were asked for, 3 are free"):
         BlockCache(3).take(4)
+
+
+def test_a_match_is_good_only_until_the_cache_changes() -> None:
+    index, cache = ContentIndex(1), BlockCache(4)
+    line = index.intern([("a", 4)])
+    holding = _hold(cache, line, 4)
+    cache.fill(holding, 4)
+    cache.release(holding)
+    match = cache.match(line, 4)
+    cache.take(2)
+    with pytest.raises(SimulationError, match="no longer where they were"):
+        cache.acquire(line, match)
 
 
 def _hold(cache: BlockCache, line: Line, blocks: int) -> Holding:

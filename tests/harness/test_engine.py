@@ -233,7 +233,7 @@ def test_impossible_set_ups_are_refused() -> None:
         Engine(EngineParams(), Linear(), 9, ContentIndex(4))
     for bad in ({"block_size": 0}, {"watermark": 1.0}, {"policy": "lifo"}, {"max_model_len": 1}):
         with pytest.raises(UsageError):
-            EngineParams(**bad)  # type: ignore[arg-type]
+            EngineParams(**bad)
     rig = Rig()
     rig.submit(0, 4, 4)
     line = rig.index.intern([("a", 8)])

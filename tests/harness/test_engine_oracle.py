@@ -94,6 +94,33 @@ def workload(rng: random.Random, count: int, spread: int, longest: int) -> list[
     return sorted(actions, key=lambda action: action.at)
 
 
+def twins(rng: random.Random, count: int, spread: int, longest: int) -> list[Action]:
+    """A few texts, sent again and again at nearly the same time, some of them ahead of others."""
+    actions = []
+    for ident in range(count):
+        name = f"t{rng.randrange(2)}"
+        total = rng.randint(2, 6 * longest)
+        prompt = rng.randint(1, total - 1)
+        text = ((name, total),)
+        at = rng.randrange(4) * spread
+        actions.append(Action(at, "submit", ident, text, prompt, total - prompt, rng.randrange(3)))
+    return sorted(actions, key=lambda action: action.at)
+
+
+def crowd(rng: random.Random, count: int, spread: int, longest: int) -> list[Action]:
+    """Everything comes at once and grows long: preemptions all the time."""
+    actions = []
+    for ident in range(count):
+        prompt, output = rng.randint(1, longest), rng.randint(1, 8 * longest)
+        text = ((f"u{ident}", prompt + output),)
+        at = rng.randrange(2) * spread
+        actions.append(Action(at, "submit", ident, text, prompt, output, rng.randrange(4)))
+    return sorted(actions, key=lambda action: action.at)
+
+
+STYLES = {"sessions": workload, "twins": twins, "crowd": crowd}
+
+
 def _join(text: Segments, name: str, tokens: int) -> Segments:
     if text and text[-1][0] == name:
         return [*text[:-1], (name, text[-1][1] + tokens)]
@@ -118,6 +145,7 @@ def play(
     steps: list[StepRecord] = []
     fast = Engine(params, time, blocks, index, steps.append)
     slow = OracleEngine(params, time, blocks, Hasher(params.block_size))
+    names: dict[int, tuple[int, int]] = {}
     moments = sorted(
         [(action.at, 0, action) for action in actions] + [(look, 1, None) for look in looks],
         key=lambda moment: moment[:2],
@@ -126,10 +154,12 @@ def play(
     for at, _, action in moments:
         _compare_until(fast, slow, at, alive)
         if action is None:
-            _compare_state(fast, slow, at, alive)
+            _compare_state(fast, slow, at, alive, names)
         elif action.kind == "submit":
             alive.add(action.id)
             line = index.intern(action.text)
+            keys = [(run.branch, block) for run in line.runs for block in range(run.lo, run.hi)]
+            names |= dict(zip(slow.hasher.hashes(action.text), keys, strict=True))
             fast.submit(
                 EngineRequest(
                     action.id,
@@ -168,7 +198,7 @@ def play(
     assert [s._replace(free_blocks=0) for s in steps] == [
         s._replace(free_blocks=0) for s in slow.steps
     ]
-    _compare_state(fast, slow, at, alive)
+    _compare_state(fast, slow, at, alive, names)
     state = fast.state()
     assert (state.running, state.waiting, state.in_api_server, state.held_blocks) == (0, 0, 0, 0)
 
@@ -191,7 +221,13 @@ def _compare_until(fast: Engine, slow: OracleEngine, at: int, alive: set[int]) -
     return len(got)
 
 
-def _compare_state(fast: Engine, slow: OracleEngine, at: int, alive: set[int]) -> None:
+def _compare_state(
+    fast: Engine,
+    slow: OracleEngine,
+    at: int,
+    alive: set[int],
+    names: dict[int, tuple[int, int]],
+) -> None:
     for ident in sorted(alive):
         if ident in fast._requests:
             assert fast.output_tokens(ident, at) == slow.output_tokens(ident)
@@ -208,17 +244,13 @@ def _compare_state(fast: Engine, slow: OracleEngine, at: int, alive: set[int]) -
     assert state.preemptions == slow.preemptions
     assert (state.prefill_tokens, state.decode_tokens) == (slow.prefill_tokens, slow.decode_tokens)
     assert (state.busy_ps, state.steps) == (slow.busy, len(slow.steps))
-    names: dict[int, tuple[int, int]] = {}
-    queue = [None if b.hash is None else b.hash for b in cache.queue]
-    mine = fast._cache.free_queue()
-    assert len(queue) == len(mine)
-    for theirs, ours in zip(queue, mine, strict=True):
-        assert (theirs is None) == (ours is None)
-        if theirs is not None and ours is not None:
-            assert names.setdefault(theirs, ours) == ours
+    queue = [None if block.hash is None else names[block.hash] for block in cache.queue]
+    assert fast._cache.free_queue() == queue
+    copies = {names[key]: [b.refs for b in blocks] for key, blocks in cache.by_hash.items()}
+    assert fast._cache.copies() == copies
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     block_size=st.integers(1, 4),
@@ -236,6 +268,7 @@ def _compare_state(fast: Engine, slow: OracleEngine, at: int, alive: set[int]) -
     unit=st.sampled_from((1, 10, 1000)),
     limit=st.sampled_from((None, None, 30)),
     spread=st.sampled_from((1, 5, 100)),
+    style=st.sampled_from(sorted(STYLES)),
 )
 def test_engine_equals_step_by_step_oracle(
     seed: int,
@@ -254,6 +287,7 @@ def test_engine_equals_step_by_step_oracle(
     unit: int,
     limit: int | None,
     spread: int,
+    style: str,
 ) -> None:
     rng = random.Random(seed)
     params = EngineParams(
@@ -271,7 +305,7 @@ def test_engine_equals_step_by_step_oracle(
         api_prompt_token_ps=api[1],
         output_delay_ps=delay,
     )
-    actions = workload(rng, rng.randint(1, 25), spread, rng.choice((3, 10)))
+    actions = STYLES[style](rng, rng.randint(1, 25), spread, rng.choice((3, 10)))
     end = actions[-1].at + 20 * spread
     looks = [rng.randint(0, end) for _ in range(rng.randint(0, 12))]
     time = CoarseTime(unit, rng.choice((10, 37, 10**9)))
