@@ -50,17 +50,23 @@ class StepCosts(Protocol):
         ...
 
 
+def _from_zero(table: Array, contexts: Sequence[int]) -> tuple[Array, list[int]]:
+    """A monotone (batch, context) table with a column for context 0: on the line through the first
+    two, but not below 0 nor below that of a smaller batch."""
+    slope = (table[:, 1] - table[:, 0]) / (contexts[1] - contexts[0])
+    start = np.maximum.accumulate(np.maximum(0.0, table[:, 0] - slope * contexts[0]))
+    return np.column_stack([start, table]), [0, *contexts]
+
+
 def _batch_curve(
-    table: Array, batches: Sequence[int], contexts: Sequence[float], decodes: int
+    table: Array, batches: Sequence[int], contexts: Sequence[int], decodes: int
 ) -> Curve:
-    """The row of a (batch, context) table at `decodes`, with a point at context 0: on the line
-    through the first two, but not below 0."""
+    """The row of a (batch, context) table at `decodes`."""
     i, weight = bracket(batches, decodes)
     low, high = table[i], table[min(i + 1, len(batches) - 1)]
-    times: list[float] = (low + weight * (high - low)).tolist()
-    slope = (times[1] - times[0]) / (contexts[1] - contexts[0])
-    start = max(0.0, times[0] - slope * contexts[0])
-    return Curve([0, *contexts], [start, *times])
+    # Beyond the last batch, columns may cross: keep the time growing with the context.
+    times = np.maximum.accumulate(low + weight * (high - low))
+    return Curve(contexts, times.tolist())
 
 
 class OperatorCosts:
@@ -86,7 +92,8 @@ class OperatorCosts:
         self._decode_other = Curve(table.decode_tokens, decode_other.tolist())
         self._prefill_other = Curve(table.prefill_tokens, prefill_other.tolist())
         self._new, self._cached = table.prefill_tokens, table.prefixes
-        self._batches, self._contexts = table.batches, table.contexts
+        self._batches = table.batches
+        self._decode, self._contexts = _from_zero(self._decode, table.contexts)
         self._floor = float(self._prefill[0, 0])
         self._prefill_rows: list[list[float]] = self._prefill.tolist()
         self._curves: dict[int, Curve] = {}
@@ -118,9 +125,7 @@ class OperatorCosts:
     def _chunk_ms(self, new: int, cached: int) -> float:
         i, u = bracket(self._new, new)
         j, v = bracket(self._cached, cached)
-        low, high = self._prefill_rows[i], self._prefill_rows[i + 1]
-        a, b = low[j] + v * (low[j + 1] - low[j]), high[j] + v * (high[j + 1] - high[j])
-        return a + u * (b - a)
+        return _bilinear(self._prefill_rows[i], self._prefill_rows[i + 1], j, u, v)
 
     def beyond(self, tokens: int, decodes: int, context: float, chunks: Sequence[Chunk]) -> bool:
         if not chunks:
@@ -168,6 +173,13 @@ def all_gather_ms(size: float, ranks: int, link: Link) -> float:
     return (ranks - 1) * (link.latency_us / 1e3 + size / ranks / (link.gbs * 1e6))
 
 
+def _bilinear(low: list[float], high: list[float], i: int, u: float, v: float) -> float:
+    """Between two rows (weight u of the second), in the cell at i (weight v of its end)."""
+    a = low[i] + v * (low[i + 1] - low[i])
+    b = high[i] + v * (high[i + 1] - high[i])
+    return a + u * (b - a)
+
+
 class LayerCosts:
     """From kernel times of one layer, repeated over the layers of the model.
 
@@ -212,7 +224,7 @@ class LayerCosts:
         )
         self._linear = Curve(tokens, smooth.tolist())
         self._head = Curve(heads, monotone(head).tolist())
-        self._decode = decode * model.layers / 1e3
+        self._decode, self._from_zero = _from_zero(decode * model.layers / 1e3, table.contexts)
         self._batches, self._contexts = table.batches, table.contexts
         self._chunks, self._cached = table.chunks, table.cached
         self._mixed_decodes = table.mixed_decodes
@@ -220,7 +232,10 @@ class LayerCosts:
         self._mixed: list[list[list[list[float]]]] = (
             np.transpose(mixed, (2, 3, 0, 1)) * model.layers / 1e3
         ).tolist()
-        self._floor = self._mixed[0][0][0][0]
+        self._alone = self._mixed[0][0]
+        self._smallest, _ = _from_zero(mixed[0, 0] * model.layers / 1e3, table.contexts)
+        self._beside_curves: dict[int, Curve] = {}
+        self._floor = self._alone[0][0]
         self._curves: dict[int, Curve] = {}
 
     def tokens_ms(self, tokens: int, *, mixed: bool) -> float:
@@ -234,34 +249,57 @@ class LayerCosts:
     def decode_curve(self, decodes: int) -> Curve:
         curve = self._curves.get(decodes)
         if curve is None:
-            curve = _batch_curve(self._decode, self._batches, self._contexts, decodes)
+            curve = _batch_curve(self._decode, self._batches, self._from_zero, decodes)
             self._curves[decodes] = curve
         return curve
 
     def attention_ms(self, chunks: Sequence[Chunk], decodes: int, context: float) -> float:
+        # Beyond the grid, the edge's value grows by what decodes or a chunk alone would grow by.
         i, u = bracket(self._mixed_decodes, decodes)
         j, v = bracket(self._contexts, context if decodes else 0.0)
+        outside = u > 1 or v > 1
+        u, v = min(u, 1.0), min(v, 1.0)
         corners = [
             (weight, self._mixed[i + a][j + b])
             for a, x in ((0, 1 - u), (1, u))
             for b, y in ((0, 1 - v), (1, v))
             if (weight := x * y)
         ]
-        alone = self._mixed[0][0]
         primary = total = most = 0.0
         for new, cached in chunks:
             c, s = bracket(self._chunks, new)
             d, t = bracket(self._cached, cached)
+            alone = _bilinear(self._alone[c], self._alone[c + 1], d, s, t)
+            growth = 0.0
+            if s > 1 or t > 1:
+                s, t = min(s, 1.0), min(t, 1.0)
+                growth = alone - _bilinear(self._alone[c], self._alone[c + 1], d, s, t)
             p, q, r, w = (1 - s) * (1 - t), (1 - s) * t, s * (1 - t), s * t
-            here = 0.0
             for weight, grid in corners:
                 low, high = grid[c], grid[c + 1]
-                here += weight * (p * low[d] + q * low[d + 1] + r * high[d] + w * high[d + 1])
-            low, high = alone[c], alone[c + 1]
-            extra = p * low[d] + q * low[d + 1] + r * high[d] + w * high[d + 1] - self._floor
-            primary, most, total = max(primary, here), max(most, extra), total + extra
+                inside = p * low[d] + q * low[d + 1] + r * high[d] + w * high[d + 1]
+                growth += weight * inside
+            primary, most, total = (
+                max(primary, growth),
+                max(most, alone - self._floor),
+                total + alone - self._floor,
+            )
         spent = primary + total - most
-        return max(spent, self.decode_curve(decodes)(context)) if decodes else spent
+        if not decodes:
+            return spent
+        if outside:
+            spent += self._beside(decodes, context) - self._beside(
+                min(decodes, self._mixed_decodes[-1]), min(context, self._contexts[-1])
+            )
+        return max(spent, self.decode_curve(decodes)(context))
+
+    def _beside(self, decodes: int, context: float) -> float:
+        """Decodes beside the smallest chunk."""
+        curve = self._beside_curves.get(decodes)
+        if curve is None:
+            curve = _batch_curve(self._smallest, self._mixed_decodes, self._from_zero, decodes)
+            self._beside_curves[decodes] = curve
+        return curve(context)
 
     def beyond(self, tokens: int, decodes: int, context: float, chunks: Sequence[Chunk]) -> bool:
         if decodes and context > self._contexts[-1]:
