@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agentsched import TraceError, UsageError
 from tests.workloads.strategies import families
 from workloads.model import Segment, Session, ToolCall, TurnSpec
+from workloads.readers.convert import convert
 from workloads.trace import MAX_LINE_BYTES, load_trace, read_trace, write_trace
+from workloads.trace_fields import SESSION_FIELDS, TURN_FIELDS
 
 GOLDEN = Session(
     id="demo",
@@ -236,3 +240,55 @@ def test_writing_refuses_what_reading_would(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="cannot write"):
         write_trace(tmp_path / "no" / "t.jsonl", [GOLDEN])
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_damage_gives_a_session_or_a_trace_error(tmp_path: Path, data: st.DataObject) -> None:
+    raw = bytearray(GOLDEN_LINES.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(bytes(raw[:cut]) if data.draw(st.booleans()) else bytes(raw))
+    with suppress(TraceError):
+        sessions = load_trace(path)
+        write_trace(tmp_path / "again.jsonl", sessions)
+        assert load_trace(tmp_path / "again.jsonl") == sessions
+
+
+OTHER_FIELDS = {"t", "agent", "stop", "input_tokens", "shared_prefix_tokens", "api_s"} | {
+    "gap_before_s", "input_kind", "timestamp", "input_length", "output_length", "hash_ids"
+}  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.sampled_from(["native", "lmcache", "weka", "mooncake"]),
+    st.dictionaries(
+        st.sampled_from(sorted(SESSION_FIELDS | TURN_FIELDS | OTHER_FIELDS)),
+        VALUES,
+    ),
+)
+def test_any_json_gives_a_session_or_a_trace_error(
+    tmp_path: Path, name: str, fields: dict[str, Any]
+) -> None:
+    base = {
+        "native": json.loads(GOLDEN_LINES.splitlines()[0]),
+        "lmcache": {"workload": "w", "session": "s", "t": 0, "input_tokens": 9, "output_tokens": 1},
+        "weka": {"agent": "main", "session": "s", "input_tokens": 9, "output_tokens": 1},
+        "mooncake": {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]},
+    }[name]
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(base | fields) + "\n")
+    with suppress(TraceError):
+        write_trace(tmp_path / "again.jsonl", convert(path, name))
