@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ class Plan:
             "spec": {
                 **self.spec.resolved(),
                 "agentsched": agentsched.__version__,
+                "code": code_digest(),
                 "inputs": self._digests(),
             },
             "cells": [cell.as_dict() for cell in self.cells],
@@ -155,6 +157,24 @@ class Plan:
             Path(source).name: hashlib.sha256(Path(source).read_bytes()).hexdigest()
             for source in sources
         }
+
+
+def code_digest() -> str:
+    """Of the code and data of this installation that results depend on.
+
+    It is part of what a run is, so that figures of two states of the code never share a folder.
+    """
+    digest = hashlib.sha256()
+    for package in ("harness", "schedulers", "workloads", "results"):
+        root = Path(str(files(package)))
+        for file in sorted(root.rglob("*")):
+            name = file.relative_to(root.parent).as_posix()
+            if file.is_file() and not any(part in name for part in _NOT_IN_RESULTS):
+                digest.update(f"{name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+_NOT_IN_RESULTS = ("__pycache__", "harness/live/", "harness/data/presets/", "results/templates/")
 
 
 def plan(spec: RunSpec) -> Plan:
