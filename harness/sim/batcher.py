@@ -9,7 +9,7 @@ of them get their token. The other one, `_walk`, goes through the list one by on
 from __future__ import annotations
 
 from agentsched import SimulationError
-from harness.sim.block_cache import NO_MATCH, BlockCache
+from harness.sim.block_cache import NO_MATCH, BlockCache, Holding
 from harness.sim.engine_types import EngineParams
 from harness.sim.overlap import Overlap
 from harness.sim.sequence import DecodeGroup, Sequence
@@ -22,7 +22,16 @@ class Batch:
     `walked` lists a one-by-one step in order; it is None if the decodes are the whole group.
     """
 
-    __slots__ = ("chunks", "context", "decodes", "observed", "preempted", "stuck", "walked")
+    __slots__ = (
+        "chunks",
+        "context",
+        "decodes",
+        "loads",
+        "observed",
+        "preempted",
+        "stuck",
+        "walked",
+    )
 
     def __init__(self) -> None:
         self.chunks: list[tuple[Sequence, int, int]] = []
@@ -30,6 +39,8 @@ class Batch:
         self.context = 0
         self.walked: list[tuple[Sequence, int]] | None = None
         self.preempted: list[Sequence] = []
+        self.loads: list[tuple[Sequence, int]] = []
+        """Sequences that got blocks and wait for the KV of so many tokens."""
         self.stuck = False
         """A waiting request blocks the queue; only a request that ends can change that."""
         self.observed = False
@@ -45,6 +56,10 @@ class Batcher:
         self.group = DecodeGroup(params.block_size)
         self.running: dict[int, Sequence] = {}
         self.waiting: Waiting = waiting_queue(params.policy)
+        self.loading: dict[int, Sequence] = {}
+        """They hold blocks and wait for KV from elsewhere."""
+        self.kept: dict[int, Holding] = {}
+        """Blocks of ended requests that another replica still copies."""
         self.preemptions = 0
         self.queried = 0
         """Prompt tokens looked up in the prefix cache, requests admitted again not counted."""
@@ -66,6 +81,8 @@ class Batcher:
         self.group.clear()
         self.running.clear()
         self.waiting.clear()
+        self.loading.clear()
+        self.kept.clear()
         self._overlap.clear()
         self._prefills.clear()
         self._loose = self._starved = False
@@ -174,6 +191,11 @@ class Batcher:
         params, cache, size, waiting = self.params, self.cache, self._size, self.waiting
         while waiting and budget > 0 and len(self.running) < params.max_num_seqs:
             sequence = waiting.first()
+            if sequence.holding is not None:
+                if not self._admit_loaded(sequence, batch, budget, threshold):
+                    break
+                budget -= batch.chunks[-1][1]
+                continue
             tokens, line = sequence.tokens, sequence.line
             match = NO_MATCH
             if cache.caching:
@@ -192,9 +214,14 @@ class Batcher:
             spare = cache.free - match.free + match.blocks
             if self.running:
                 spare -= self._watermark
-            needed = tokens if params.reserve_full_input else computed + new
+            needed = tokens if params.reserve_full_input else max(computed + new, sequence.remote)
             if -(-needed // size) > spare:
                 break
+            if sequence.remote > computed:
+                waiting.pop_first()
+                sequence.holding = cache.acquire(line, match)
+                self._load(sequence, computed, batch)
+                continue
             waiting.pop_first()
             self._start(sequence, computed)
             sequence.holding = cache.acquire(line, match)
@@ -206,10 +233,65 @@ class Batcher:
             batch.stuck = self._fcfs
             batch.observed = bool(self._overlap.writers(waiting.first().line))
 
+    def _load(self, sequence: Sequence, computed: int, batch: Batch) -> None:
+        """Give a sequence the blocks for its remote tokens; it waits for them outside the queue."""
+        holding = sequence.holding
+        assert holding is not None
+        blocks = -(-sequence.remote // self._size) - holding.blocks
+        self.cache.take(blocks)
+        holding.blocks += blocks
+        if sequence.cached < 0:
+            sequence.cached = computed
+            self.queried += sequence.tokens
+            self.hit += computed
+        self.loading[sequence.id] = sequence
+        batch.loads.append((sequence, sequence.remote - computed))
+
+    def loaded(self, request_id: int) -> bool:
+        """The KV has come: the sequence is first in the queue again. False if it is gone."""
+        sequence = self.loading.pop(request_id, None)
+        if sequence is None:
+            return False
+        assert sequence.holding is not None
+        self.cache.fill(sequence.holding, sequence.remote // self._size)
+        sequence.computed = min(sequence.remote, sequence.tokens - 1)
+        sequence.remote = 0
+        self.waiting.put_back(sequence)
+        return True
+
+    def release(self, request_id: int) -> bool:
+        """Free the blocks that were kept for another replica. False if there are none."""
+        holding = self.kept.pop(request_id, None)
+        if holding is None:
+            return False
+        self.cache.release(holding)
+        return True
+
+    def _admit_loaded(self, sequence: Sequence, batch: Batch, budget: int, threshold: int) -> bool:
+        """Start a sequence whose remote KV has come, if what it lacks fits."""
+        holding = sequence.holding
+        assert holding is not None
+        new = sequence.tokens - sequence.computed
+        if 0 < threshold < new:
+            new = threshold
+        if new > budget and not self.params.chunked_prefill:
+            return False
+        new = min(new, budget)
+        needed = sequence.tokens if self.params.reserve_full_input else sequence.computed + new
+        if -(-needed // self._size) - holding.blocks > self.cache.free:
+            return False
+        self.waiting.pop_first()
+        self._start(sequence, sequence.computed)
+        self._overlap.enter(sequence)
+        self._extend(sequence, new)
+        batch.chunks.append((sequence, new, sequence.computed))
+        return True
+
     def _start(self, sequence: Sequence, computed: int) -> None:
         sequence.place = self._next_place
         self._next_place += 1
         sequence.running = True
+        sequence.remote = 0
         sequence.computed = computed
         self.running[sequence.id] = sequence
         self._prefills.append(sequence)
@@ -301,8 +383,11 @@ class Batcher:
         """Take a sequence out, wherever it is: it is done or aborted."""
         if sequence.running:
             self._stop(sequence)
-        else:
+        elif self.loading.pop(sequence.id, None) is None:
             self.waiting.remove(sequence)
+        if sequence.holding is not None:
+            self.cache.release(sequence.holding)
+            sequence.holding = None
         sequence.gone = True
 
     def _stop(self, sequence: Sequence) -> None:
@@ -314,7 +399,10 @@ class Batcher:
             self.cache.fill(holding, sequence.computed // self._size)
         else:
             self._prefills.remove(sequence)
-        self.cache.release(holding)
+        if sequence.keep_blocks and sequence.tokens == sequence.final:
+            self.kept[sequence.id] = holding
+        else:
+            self.cache.release(holding)
         sequence.holding = None
         sequence.running = False
         del self.running[sequence.id]

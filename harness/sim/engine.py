@@ -78,6 +78,10 @@ class Engine:
         self._clock_ps = 0
         """End of the last executed step, or start of the one that runs."""
         self._batch: Batch | None = None
+        self._blocked = False
+        """Nothing can start until KV arrives or kept blocks are freed."""
+        self._may_load: set[int] = set()
+        """Requests that may ask for remote KV and have not yet."""
         self._stretch = Stretch(0, 0, 0, 0, 0)
         """How long the batch runs; meaningless without one."""
         self._prefill_tokens = self._decode_tokens = 0
@@ -114,6 +118,8 @@ class Engine:
                 "intern prompt and output together",
             )
         self._requests[request.id] = sequence
+        if sequence.remote:
+            self._may_load.add(sequence.id)
         self._api.put(leaves, sequence)
         if self._batch is not None and self._stretch.steps > 1 and not self._batch.stuck:
             self._cut(self._stretch.started_before(leaves))
@@ -129,6 +135,7 @@ class Engine:
         sequence = self._requests.pop(request_id, None)
         if sequence is None:
             return
+        self._may_load.discard(request_id)
         if self._batch is not None and self._stretch.steps > 1:
             done = self._stretch.done_by(now * PS_PER_NS)
             between = done and self._clock_ps + self._stretch.cost(done) == now * PS_PER_NS
@@ -141,7 +148,29 @@ class Engine:
         elif sequence.in_api:
             self._api.remove(sequence)
         else:
+            self._catch_up()
             self._batcher.drop(sequence)
+            self._disturb(now)
+
+    def loaded(self, request_id: int, now: int) -> None:
+        """The KV that a `loading` event asked for has come. Requests that are gone are ignored."""
+        self._catch_up()
+        if self._batcher.loaded(request_id):
+            self._disturb(now)
+
+    def release(self, request_id: int, now: int) -> None:
+        """Free the blocks of an ended request with `keep_blocks`."""
+        self._catch_up()
+        if self._batcher.release(request_id):
+            self._disturb(now)
+
+    def _disturb(self, now: int) -> None:
+        """What waits may fit now: look again at the next step boundary."""
+        if self._blocked:
+            self._blocked = False
+            self._clock_ps = max(self._clock_ps, now * PS_PER_NS)
+        if self._batch is not None and self._stretch.steps > 1:
+            self._cut(self._stretch.started_before(now * PS_PER_NS))
 
     def next_event_time(self) -> int | None:
         """When to call `advance` next (ns), if nothing is submitted until then; None if idle.
@@ -153,7 +182,9 @@ class Engine:
         if self._outbox:
             times.append(_to_ns(self._outbox[0][0]))
         if self._batch is not None:
-            times.append(_to_ns(self._stretch.end_ps + self.params.output_delay_ps))
+            # A load is announced when its step starts, which nothing else reports in time.
+            delay = 0 if self._may_load else self.params.output_delay_ps
+            times.append(_to_ns(self._stretch.end_ps + delay))
         else:
             start = self._next_start()
             if start is not None:
@@ -241,6 +272,8 @@ class Engine:
         self._requests.clear()
         self._aborting.clear()
         self._outbox.clear()
+        self._blocked = False
+        self._may_load.clear()
         self._batch = None
         self._api.clear()
         self._batcher.clear()
@@ -259,26 +292,30 @@ class Engine:
 
     def _next_start(self) -> int | None:
         """When the next step starts, between two steps."""
-        if self._batcher.running or self._batcher.waiting:
-            return self._clock_ps
         leaving = self._api.next_leaving()
+        if not self._blocked and (self._batcher.running or self._batcher.waiting):
+            return self._clock_ps
         return None if leaving is None else max(leaving, self._clock_ps)
 
     def _begin(self, start: int) -> None:
         """Compose the step that starts now, and see how many can follow it undisturbed."""
         self._clock_ps = start
+        self._blocked = False
         batcher = self._batcher
         while (arrived := self._api.pop_until(start)) is not None:
             arrived.in_api = False
             batcher.waiting.add(arrived)
         batch = batcher.schedule()
-        if not batch.chunks and not batch.decodes:
+        self._announce(batch, start)
+        if not batch.chunks and not batch.decodes and batch.preempted:
             # vLLM runs an empty step when the only running request had to preempt itself.
-            if not batch.preempted:
-                raise stalled(len(batcher.waiting))
             batch = batcher.schedule()
-            if not batch.chunks and not batch.decodes:
+            self._announce(batch, start)
+        if not batch.chunks and not batch.decodes:
+            if not batcher.loading and not batcher.kept:
                 raise stalled(len(batcher.waiting))
+            self._blocked = True
+            return
         self._batch = batch
         if batch.chunks:
             chunks = [(new, computed) for _, new, computed in batch.chunks]
@@ -297,6 +334,14 @@ class Engine:
                 f"{len(batch.chunks)} prefills takes {self._stretch.end_ps - start} ps",
                 "check the step-time table",
             )
+
+    def _announce(self, batch: Batch, start: int) -> None:
+        """Tell of the sequences that wait for remote KV from this step's start on."""
+        for sequence, tokens in batch.loads:
+            self._may_load.discard(sequence.id)
+            self._sent += 1
+            event = EngineEvent(0, "loading", sequence.id, sequence.cached, load_tokens=tokens)
+            heappush(self._outbox, (start, self._sent, event, 0))
 
     def _lengthen(self, batch: Batch, context_end: int) -> None:
         """Add decode steps until one ends, blocks run out, the cost changes, a request arrives."""
@@ -380,6 +425,7 @@ class Engine:
         if prefilled:
             self._generated += 1
         if first:
+            self._may_load.discard(sequence.id)
             self._prompt_tokens += sequence.prompt
             if not sequence.prefill_only:
                 event = EngineEvent(0, "first_token", sequence.id, sequence.cached)

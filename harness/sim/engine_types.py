@@ -111,9 +111,15 @@ class EngineRequest:
     """Lower runs first; only the priority policy looks at it."""
     prefill_only: bool = False
     """Ends when the prompt is computed (it samples one token, which nobody sees)."""
+    keep_blocks: bool = False
+    """Its blocks stay held after its end, until `Engine.release`: another replica copies them."""
+    remote_tokens: int = 0
+    """KV of the prompt's first so many tokens can be had from elsewhere. What of it the engine's
+    own cache lacks is announced with a `loading` event when the request is admitted, and counts
+    as computed once `Engine.loaded` is called."""
 
 
-EventKind = Literal["first_token", "finished", "rejected"]
+EventKind = Literal["first_token", "finished", "rejected", "loading"]
 
 
 class EngineEvent(NamedTuple):
@@ -128,6 +134,8 @@ class EngineEvent(NamedTuple):
     """On `finished`: longest time between two successive tokens, ns; None below two tokens."""
     preemptions: int = 0
     reason: str | None = None
+    load_tokens: int = 0
+    """On `loading`: tokens whose KV is to be brought here."""
 
 
 class StepRecord(NamedTuple):
@@ -154,7 +162,7 @@ class EngineState:
     in_api_server: int
     total_blocks: int
     held_blocks: int
-    """Blocks held by running requests."""
+    """Blocks held by requests: running, loading, or kept for another replica to copy."""
     cached_blocks: int
     """Blocks with hashed content, those of running requests included."""
     evicted_blocks: int

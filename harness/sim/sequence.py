@@ -32,6 +32,7 @@ class Sequence:
         "id",
         "in_api",
         "joined",
+        "keep_blocks",
         "last_token_ps",
         "line",
         "place",
@@ -39,6 +40,7 @@ class Sequence:
         "prefill_only",
         "priority",
         "prompt",
+        "remote",
         "running",
         "tokens",
         "twins",
@@ -53,6 +55,9 @@ class Sequence:
         self.priority = request.priority
         self.arrived_ps = arrived_ps
         self.prefill_only = request.prefill_only
+        self.keep_blocks = request.keep_blocks
+        self.remote = min(request.remote_tokens, request.prompt_tokens)
+        """Prompt tokens that may come from elsewhere; 0 once they have, or will not."""
         self.in_api = True
         self.place = 0
         """Position in the running order: sequences are only ever appended to it."""

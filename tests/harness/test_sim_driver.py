@@ -225,12 +225,12 @@ def test_a_lost_replica_hands_its_turns_over_and_a_recovered_one_is_used_again()
     assert sorted(t.attempts for t in first) == [1, 1, 2, 2]
     assert {t.replica for t in played.records.turns if t.turn == 1} == {"r0", "r1"}
     # Lost after the first token: the client saw an error, the agent sent the turn again.
-    faults = (Fault(0.125, "r0", "lost"),)
+    once = (Fault(0.125, "r0", "lost"),)
     played = play(
         [session("a", TurnSpec(100, 5))],
         create("round-robin"),
         replicas=2,
-        settings=SimSettings(faults=faults, retry_delay_s=2.0),
+        settings=SimSettings(faults=once, retry_delay_s=2.0),
     )
     [turn] = played.records.turns
     assert (turn.status, turn.replica, turn.arrived) == ("ok", "r1", 2_125 * MS)
