@@ -1,0 +1,412 @@
+"""The live driver of the control plane: turns, attempts, sessions, timers; sans-IO.
+
+It turns what happens to requests into events, and carries out the operations that come back. Time
+comes from a clock (the event loop's, or a virtual one), planning from a `Planner`; the requests
+themselves are `TurnClient`s of the gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentsched import SchedulerError
+from harness.control.operations import Cancel, Dispatch, Operation, Refuse
+from harness.control.plane import ControlPlane
+from harness.live.clock import Clock
+from harness.sim.clock import Priority
+from schedulers import events as ev
+from schedulers.commands import Solve, WakeAt
+from schedulers.types import PromptRef, ReplicaSample, ToolSignal, Turn, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """How the gateway treats sessions and failures."""
+
+    idle_expiry_s: float = 600.0
+    """A session with no turn for this long is closed (ThunderAgent's fixed mode, our default)."""
+    max_attempts: int = 3
+    """Dispatches of one turn before its client is told of the failure. Our choice."""
+
+
+class TurnClient(Protocol):
+    """The waiting end of a turn: the gateway's side of one request."""
+
+    def dispatch(self, operation: Dispatch) -> None:
+        """Send the request to the replica."""
+        ...
+
+    def refuse(self, reason: str, retry_after_s: float | None) -> None: ...
+    def fail(self, reason: str) -> None:
+        """Nobody could serve it."""
+        ...
+
+    def withdraw(self) -> None:
+        """Cancel the request at its replica; it will be dispatched again."""
+        ...
+
+    def streamed(self) -> int:
+        """Output tokens that have come by now."""
+        ...
+
+
+class Planner(Protocol):
+    """Runs a solver somewhere and hands its result over later."""
+
+    def solve(self, command: Solve, ready: Callable[[Any], None]) -> None: ...
+
+
+@dataclass(slots=True)
+class LiveTurn:
+    """A turn from its arrival to its end."""
+
+    turn: Turn
+    client: TurnClient
+    arrived: int
+    attempt: int | None = None
+    replica: str | None = None
+    dispatched: int | None = None
+    attempts: int = 0
+    first_token: int | None = None
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class LiveSession:
+    """What the gateway keeps of a session."""
+
+    id: str
+    parent: str | None
+    last_seen: int
+    turns: int = 0
+    open: dict[str, LiveTurn] = field(default_factory=dict)
+    closing: str | None = None
+    """It is to be closed, for this reason, when its open turns have ended."""
+    one_off: bool = False
+    """Nobody named it: it is closed after a turn that starts no tools."""
+
+
+class Watcher(Protocol):
+    """Is told what becomes of turns and sessions (recording, live view)."""
+
+    def turn_ended(self, turn: LiveTurn, usage: Usage | None, status: str, now: int) -> None: ...
+    def tools_started(self, session: str, tools: tuple[ToolSignal, ...], now: int) -> None: ...
+    def session_closed(self, session: str, reason: str, now: int) -> None: ...
+
+
+class LiveDriver:
+    """Drives one control plane.
+
+    Args:
+        make_plane: makes the plane, given the function that answers its progress questions.
+        on_event: sees every event with the operations it led to, and the progress answers given
+            meanwhile as (attempt, tokens).
+        on_error: is given what the policy broke; the driver feeds it nothing more then, and turns
+            that wait fail. Without it the error is raised from whatever fed the event.
+    """
+
+    def __init__(
+        self,
+        make_plane: Callable[[Callable[[int, int], int]], ControlPlane],
+        clock: Clock,
+        planner: Planner,
+        settings: DriverSettings | None = None,
+        *,
+        on_event: Callable[[ev.Event, list[Operation], list[tuple[int, int]]], None] | None = None,
+        watcher: Watcher | None = None,
+        on_error: Callable[[SchedulerError], None] | None = None,
+    ) -> None:
+        self.broken: SchedulerError | None = None
+        self._on_error = on_error
+        self.clock = clock
+        self.settings = settings or DriverSettings()
+        self.sessions: dict[str, LiveSession] = {}
+        self.counts: dict[str, int] = {}
+        """Totals of what happened, for the metrics."""
+        self._planner = planner
+        self._on_event = on_event
+        self._watcher = watcher
+        self._attempts: dict[int, LiveTurn] = {}
+        self._turns: dict[str, LiveTurn] = {}
+        self._indexes: dict[str, int] = {}
+        self._answers: list[tuple[int, int]] = []
+        self._down: set[str] = set()
+        self.plane = make_plane(self._progress)
+        self._schedule_sweep()
+
+    # Turns.
+
+    def arrive(
+        self,
+        client: TurnClient,
+        session_id: str,
+        parent: str | None,
+        prompt: PromptRef,
+        *,
+        one_off: bool = False,
+    ) -> LiveTurn:
+        """A request came in; its client hears what is decided, maybe before this returns."""
+        now = self.clock.now
+        session = self.sessions.get(session_id)
+        if session is None:
+            known_parent = parent if parent in self.sessions else None
+            session = LiveSession(session_id, known_parent, now, one_off=one_off)
+            session.turns = self._indexes.pop(session_id, 0)
+            self.sessions[session_id] = session
+        session.last_seen = now
+        session.closing = None
+        turn = Turn(
+            f"{session_id}/{session.turns}", session_id, session.turns, prompt, session.parent
+        )
+        session.turns += 1
+        live = LiveTurn(turn, client, now)
+        session.open[turn.id] = live
+        self._turns[turn.id] = live
+        return live
+
+    def decide(self, live: LiveTurn) -> None:
+        """Ask the policy about a turn that has arrived."""
+        self._feed(ev.TurnArrived(live.arrived, live.turn))
+
+    def first_token(self, live: LiveTurn) -> None:
+        if live.first_token is None and live.attempt is not None and not live.ended:
+            assert live.replica is not None
+            live.first_token = self.clock.now
+            turn = live.turn
+            self._feed(
+                ev.FirstToken(live.first_token, turn.session, turn.id, live.attempt, live.replica)
+            )
+
+    def finish(self, live: LiveTurn, usage: Usage, tools: tuple[ToolSignal, ...]) -> None:
+        """The replica answered to the end."""
+        if live.ended:
+            return
+        now, attempt = self.clock.now, live.attempt
+        assert attempt is not None
+        assert live.replica is not None
+        turn, replica = live.turn, live.replica
+        self._end(live, "ok", usage)
+        self._feed(ev.TurnFinished(now, turn.session, turn.id, attempt, replica, usage))
+        if tools:
+            self._feed(ev.ToolStarted(now, turn.session, tools))
+            if self._watcher is not None:
+                self._watcher.tools_started(turn.session, tools, now)
+        session = self.sessions.get(turn.session)
+        if session is not None and session.one_off and not tools and not session.open:
+            session.closing = session.closing or "one-off"
+        self._close_if_due(turn.session)
+
+    def fail(self, live: LiveTurn, reason: str, *, again: bool) -> None:
+        """The dispatch failed. With `again` it is tried again if attempts are left."""
+        if live.ended or live.attempt is None:
+            return
+        now, turn, attempt, replica = self.clock.now, live.turn, live.attempt, live.replica
+        assert replica is not None
+        if again and live.attempts < self.settings.max_attempts:
+            self._attempts.pop(attempt)
+            live.attempt = live.replica = live.first_token = None
+            self._count("retries")
+            self._feed(ev.DispatchFailed(now, turn, attempt, replica, reason))
+            return
+        self._end(live, "failed", None)
+        self._feed(ev.TurnFailed(now, turn.session, turn.id, attempt, replica, reason))
+        live.client.fail(reason)
+        self._close_if_due(turn.session)
+
+    def gone(self, live: LiveTurn) -> None:
+        """The client left."""
+        if live.ended:
+            return
+        now, turn, attempt, replica = self.clock.now, live.turn, live.attempt, live.replica
+        self._end(live, "client_gone", None)
+        self._feed(ev.ClientGone(now, turn.session, turn.id, attempt, replica))
+        self._close_if_due(turn.session)
+
+    def _end(self, live: LiveTurn, status: str, usage: Usage | None) -> None:
+        live.ended = True
+        now = self.clock.now
+        if live.attempt is not None:
+            self._attempts.pop(live.attempt, None)
+        self._turns.pop(live.turn.id, None)
+        session = self.sessions[live.turn.session]
+        session.open.pop(live.turn.id, None)
+        session.last_seen = now
+        self._count(f"turns_{status}")
+        if self._watcher is not None:
+            self._watcher.turn_ended(live, usage, status, now)
+
+    # Sessions.
+
+    def hint(self, session: str, eta_s: float) -> bool:
+        """The session's tools will end in about `eta_s`; False if there is no such session."""
+        if session not in self.plane.ledger.sessions:
+            return False
+        self._feed(ev.ToolHint(self.clock.now, session, eta_s))
+        return True
+
+    def release(self, session: str, reason: str = "released") -> bool:
+        """Close the session, once its open turns have ended; False if there is none."""
+        known = self.sessions.get(session)
+        if known is None:
+            return False
+        known.closing = known.closing or reason
+        self._close_if_due(session)
+        return True
+
+    def busy(self, session: str) -> bool:
+        known = self.sessions.get(session)
+        return known is not None and bool(known.open)
+
+    def _close_if_due(self, session_id: str) -> None:
+        session = self.sessions.get(session_id)
+        if session is None or session.closing is None or session.open:
+            return
+        del self.sessions[session_id]
+        if session.one_off:
+            # It may come back under the same name; its turns go on counting.
+            self._indexes[session_id] = session.turns
+            if len(self._indexes) > 50_000:
+                del self._indexes[next(iter(self._indexes))]
+        now = self.clock.now
+        if session_id in self.plane.ledger.sessions:
+            self._feed(ev.SessionClosed(now, session_id, session.closing))
+        self._count("sessions_closed")
+        if self._watcher is not None:
+            self._watcher.session_closed(session_id, session.closing, now)
+
+    def _schedule_sweep(self) -> None:
+        interval = max(1_000_000, int(self.settings.idle_expiry_s * 1e9 / 20))
+        self.clock.at(self.clock.now + interval, Priority.TIMER, self._sweep)
+
+    def _sweep(self) -> None:
+        limit = self.clock.now - int(self.settings.idle_expiry_s * 1e9)
+        for session in list(self.sessions.values()):
+            if not session.open and session.last_seen <= limit:
+                self._count("sessions_expired")
+                self.release(session.id, "idle")
+        self._schedule_sweep()
+
+    # Replicas.
+
+    def sampled(self, replica: str, sample: ReplicaSample) -> None:
+        if replica not in self._down:
+            self._feed(ev.ReplicaSampled(self.clock.now, replica, sample))
+
+    def lost(self, replica: str, reason: str) -> None:
+        """The replica is gone; the turns on it fail right after, by their own connections."""
+        if replica in self._down:
+            return
+        self._down.add(replica)
+        self._count("replicas_lost")
+        self._feed(ev.ReplicaLost(self.clock.now, replica, reason))
+
+    def recovered(self, replica: str) -> None:
+        if replica in self._down:
+            self._down.discard(replica)
+            self._feed(ev.ReplicaRecovered(self.clock.now, replica))
+
+    def kv_changed(self, replica: str, *, cleared: bool) -> None:
+        self._feed(ev.KvEvents(self.clock.now, replica, cleared))
+
+    def is_down(self, replica: str) -> bool:
+        return replica in self._down
+
+    # The control plane.
+
+    def _progress(self, attempt: int, now: int) -> int:
+        live = self._attempts.get(attempt)
+        # A policy may ask between its Resume and the dispatch that follows from it.
+        tokens = live.client.streamed() if live is not None else 0
+        self._answers.append((attempt, tokens))
+        return tokens
+
+    def _feed(self, event: ev.Event) -> None:
+        if self.broken is not None:
+            return
+        self._answers = []
+        try:
+            operations = self.plane.handle(event)
+        except SchedulerError as error:
+            if self._on_error is None:
+                raise
+            self._break(error)
+            return
+        if self._on_event is not None:
+            self._on_event(event, operations, self._answers)
+        self._execute(operations)
+
+    def _break(self, error: SchedulerError) -> None:
+        """The policy is not to be trusted any more: what runs may end, what waits fails."""
+        self.broken = error
+        for live in list(self._turns.values()):
+            if live.attempt is None:
+                self._end(live, "failed", None)
+                live.client.fail(error.message)
+        assert self._on_error is not None
+        self._on_error(error)
+
+    def _execute(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            match operation:
+                case Dispatch():
+                    self._dispatch(operation)
+                case WakeAt(time=at):
+                    self.clock.at(at, Priority.TIMER, self._timer)
+                case Solve():
+                    self._solve(operation)
+                case Refuse():
+                    self._refuse(operation)
+                case Cancel():
+                    self._cancel(operation)
+
+    def _dispatch(self, operation: Dispatch) -> None:
+        live = self._turns.get(operation.turn.id)
+        if live is None or live.ended:  # it ended while earlier operations were carried out
+            return
+        live.attempt, live.replica = operation.attempt, operation.decode
+        live.dispatched = self.plane.ledger.now  # so a turn that was not held shows no pause
+        live.attempts += 1
+        self._attempts[operation.attempt] = live
+        live.client.dispatch(operation)
+
+    def _timer(self) -> None:
+        self._feed(ev.Timer(self.clock.now))
+
+    def _solve(self, command: Solve) -> None:
+        def ready(plan: Any) -> None:
+            self._feed(ev.PlanReady(self.clock.now, command.solve_id, plan))
+
+        self._planner.solve(command, ready)
+
+    def _refuse(self, operation: Refuse) -> None:
+        live = self._turns.get(operation.turn.id)
+        if live is None:
+            return
+        self._end(live, "rejected", None)
+        live.client.refuse(operation.reason, operation.retry_after_s)
+        self._close_if_due(operation.turn.session)
+
+    def _cancel(self, operation: Cancel) -> None:
+        live = self._attempts.pop(operation.attempt, None)
+        if live is None or live.ended:
+            return
+        assert live.replica is not None
+        turn, replica = live.turn, live.replica
+        live.client.withdraw()
+        live.attempt = live.replica = None
+        self._feed(
+            ev.DispatchFailed(self.clock.now, turn, operation.attempt, replica, operation.reason)
+        )
+
+    def _count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def facts(self) -> Mapping[str, int]:
+        """Open sessions, turns in flight and waiting."""
+        return {
+            "sessions": len(self.sessions),
+            "in_flight": len(self._attempts),
+            "waiting": len(self.plane.ledger.waiting),
+        }

@@ -1,0 +1,113 @@
+"""Emulated replicas on their ports: many in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.capacity import Cluster
+from harness.live.clock import Clock, LoopClock
+from harness.live.dialect import JSON_TYPE, encode
+from harness.live.emulated_answers import Script
+from harness.live.emulator import EmulatedReplica, EmulatorSettings, SharedTexts
+from harness.live.http_server import HttpServer
+from harness.live.wire import Headers
+from harness.sim.engine import Engine
+from harness.sim.engine_types import EngineParams, StepTime
+from harness.sim.step_time import step_time_for
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One replica to emulate."""
+
+    name: str
+    params: EngineParams
+    step_time: StepTime
+    kv_blocks: int
+
+
+def specs_of(cluster: Cluster, params: EngineParams) -> list[EngineSpec]:
+    """The replicas of a cluster.
+
+    Raises:
+        PerformanceDataError: no step times for the model on this hardware.
+    """
+    return [
+        EngineSpec(r.id, params, step_time_for(cluster.model, r), r.kv_blocks)
+        for r in cluster.replicas
+    ]
+
+
+def emulated_replicas(
+    specs: Sequence[EngineSpec],
+    clock: Clock,
+    settings: EmulatorSettings | None = None,
+    script: Script | None = None,
+) -> list[EmulatedReplica]:
+    """Replicas that agree on the names of texts, on one clock."""
+    texts = SharedTexts(specs[0].params.block_size)
+    return [
+        EmulatedReplica(
+            spec.name,
+            Engine(spec.params, spec.step_time, spec.kv_blocks, texts.contents),
+            spec.kv_blocks,
+            texts,
+            clock,
+            settings,
+            script,
+        )
+        for spec in specs
+    ]
+
+
+@dataclass(slots=True)
+class FleetServer:
+    """Serves emulated replicas. Use `start`, then `close`.
+
+    Args:
+        speed: virtual seconds per real second.
+    """
+
+    specs: Sequence[EngineSpec]
+    settings: EmulatorSettings = field(default_factory=EmulatorSettings)
+    script: Script | None = None
+    speed: float = 1.0
+    replicas: list[EmulatedReplica] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+    _servers: list[HttpServer] = field(default_factory=list)
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen on `port` and those after it, one for each replica; 0: any free ports.
+
+        Raises:
+            ListenError: a port cannot be listened on.
+        """
+        clock = LoopClock(asyncio.get_running_loop(), self.speed)
+        self.replicas = emulated_replicas(self.specs, clock, self.settings, self.script)
+        for index, replica in enumerate(self.replicas):
+            server = HttpServer(replica.handle, _refusal)
+            self._servers.append(server)
+            bound = await server.listen(host, port + index if port else 0)
+            self.urls.append(f"http://{host}:{bound}")
+
+    async def stop_replica(self, index: int) -> None:
+        """The replica dies: nothing listens on its port any more."""
+        self.replicas[index].fail()
+        await self._servers[index].close()
+
+    async def restart_replica(self, index: int) -> None:
+        """The replica comes back on its port, empty."""
+        host, _, port = self.urls[index].removeprefix("http://").partition(":")
+        server = HttpServer(self.replicas[index].handle, _refusal)
+        self._servers[index] = server
+        await server.listen(host, int(port))
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.close()
+
+
+def _refusal(path: str, status: int, message: str) -> tuple[Headers, bytes]:
+    return [JSON_TYPE], encode({"error": {"message": message, "code": status}})

@@ -1,0 +1,105 @@
+"""Engine gauges from a Prometheus page: vLLM's and SGLang's names, old and new.
+
+One endpoint may stand for several engines (data parallelism): counts are summed, shares averaged.
+Names: vLLM docs/design/metrics.md and SGLang docs (production metrics).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schedulers.types import ReplicaSample
+
+_NAMES: dict[str, str] = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage",
+    "vllm:gpu_cache_usage_perc": "kv_usage",
+    "vllm:prefix_cache_queries": "prefix_queries",
+    "vllm:gpu_prefix_cache_queries": "prefix_queries",
+    "vllm:prefix_cache_hits": "prefix_hits",
+    "vllm:gpu_prefix_cache_hits": "prefix_hits",
+    "vllm:num_preemptions": "preemptions",
+    "vllm:prompt_tokens": "prompt_tokens",
+    "vllm:generation_tokens": "generation_tokens",
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:token_usage": "kv_usage",
+    "sglang:prompt_tokens": "prompt_tokens",
+    "sglang:generation_tokens": "generation_tokens",
+    "sglang:cached_tokens": "prefix_hits",
+    "sglang:max_total_num_tokens": "capacity",
+}
+_CONFIG = "vllm:cache_config_info"
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """One page's worth. `capacity_tokens` None: it does not say."""
+
+    sample: ReplicaSample
+    capacity_tokens: int | None
+
+
+def read_gauges(page: str) -> Gauges:
+    """Gauges of a metrics page; what it lacks is None."""
+    found: dict[str, list[float]] = {}
+    sglang = False
+    capacity = 0
+    for name, labels, value in _samples(page):
+        if name == _CONFIG:
+            capacity += _configured(labels)
+            continue
+        field = _NAMES.get(name.removesuffix("_total"))
+        if field is not None:
+            sglang = sglang or name.startswith("sglang:")
+            found.setdefault(field, []).append(value)
+    if sglang and "prefix_hits" in found and "prefix_queries" not in found:
+        found["prefix_queries"] = found.get("prompt_tokens", [])
+    capacity = capacity or int(sum(found.get("capacity", ())))
+    usage = found.get("kv_usage")
+    sample = ReplicaSample(
+        running=_total(found, "running"),
+        waiting=_total(found, "waiting"),
+        kv_usage=math.fsum(usage) / len(usage) if usage else None,
+        prefix_queries=_total(found, "prefix_queries"),
+        prefix_hits=_total(found, "prefix_hits"),
+        preemptions=_total(found, "preemptions"),
+        prompt_tokens=_total(found, "prompt_tokens"),
+        generation_tokens=_total(found, "generation_tokens"),
+    )
+    return Gauges(sample, capacity or None)
+
+
+def _samples(page: str) -> Iterator[tuple[str, str, float]]:
+    for line in page.splitlines():
+        if not line.startswith(("vllm:", "sglang:")):
+            continue
+        head, _, text = line.rpartition(" ")
+        name, brace, labels = head.partition("{")
+        if brace and not head.endswith("}"):  # a timestamp follows the value
+            head, _, text = head.rpartition(" ")
+            name, _, labels = head.partition("{")
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            yield name.strip(), labels, value
+
+
+def _configured(labels: str) -> int:
+    values = dict(_LABEL.findall(labels))
+    try:
+        return int(values["block_size"]) * int(values["num_gpu_blocks"])
+    except (KeyError, ValueError):  # vLLM writes "None" until it has profiled
+        return 0
+
+
+def _total(found: dict[str, list[float]], field: str) -> int | None:
+    values = found.get(field)
+    return round(math.fsum(values)) if values else None

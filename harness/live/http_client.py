@@ -1,0 +1,273 @@
+"""HTTP/1.1 client on asyncio protocols: a pool of kept connections to one server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from agentsched import UsageError
+from harness.live.wire import Call, Receiver, Request
+
+CONNECT_TIMEOUT_S = 5.0
+"""Our choice: engines are near; a slower accept means a hung machine."""
+IDLE_CONNECTIONS = 1024
+
+
+class HttpClient:
+    """Sends requests to the server at `url`, each on a connection of its own while it lasts.
+
+    Connections are kept for later requests. A kept one that the server closed just as a request
+    was put on it is replaced, once, without the receiver noticing.
+
+    Raises:
+        UsageError: `url` is not http(s)://host[:port][/path].
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        usable = parts.scheme in ("http", "https") and parts.hostname and port != -1
+        if not usable or parts.query or parts.fragment:
+            raise UsageError(f"`{url}` is not the address of a server", "as http://127.0.0.1:8000")
+        assert parts.hostname is not None
+        self.url = url
+        self.host, self.port = parts.hostname, port or (443 if parts.scheme == "https" else 80)
+        self.prefix = parts.path.rstrip("/")
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self._authority = host if port is None else f"{host}:{port}"
+        self._idle: list[_Upstream] = []
+        self._busy: set[_Call] = set()
+        self.connections_made = 0
+
+    def send(self, request: Request, receiver: Receiver) -> Call:
+        call = _Call(self, self._request_bytes(request), receiver)
+        self._busy.add(call)
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                call.put_on(connection, fresh=False)
+                return call
+        call.connect()
+        return call
+
+    async def close(self) -> None:
+        """Cancel what is under way and close all connections."""
+        for call in list(self._busy):
+            call.cancel()
+        for connection in self._idle:
+            connection.drop()
+        self._idle.clear()
+        await asyncio.sleep(0)
+
+    def _request_bytes(self, request: Request) -> bytes:
+        lines = [f"{request.method} {self.prefix}{request.target} HTTP/1.1"]
+        lines.append(f"host: {self._authority}")
+        lines += [f"{name}: {value}" for name, value in request.headers.items()]
+        if request.body or request.method not in ("GET", "HEAD", "DELETE"):
+            lines.append(f"content-length: {len(request.body)}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + request.body
+
+    # For _Call and _Upstream.
+
+    def ended(self, call: _Call) -> None:
+        self._busy.discard(call)
+
+    def keep(self, connection: _Upstream) -> None:
+        if len(self._idle) < IDLE_CONNECTIONS:
+            self._idle.append(connection)
+        else:
+            connection.drop()
+
+    def forget(self, connection: _Upstream) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    async def open_connection(self) -> _Upstream:
+        """Raises OSError (a TimeoutError too) if the server cannot be reached."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, connection = await loop.create_connection(
+                lambda: _Upstream(self), self.host, self.port, ssl=self._ssl
+            )
+        self.connections_made += 1
+        return connection
+
+
+class _Call:
+    """One request on its way; joins the receiver to a connection."""
+
+    __slots__ = ("_client", "_connection", "_fresh", "_payload", "_task", "answered", "receiver")
+
+    def __init__(self, client: HttpClient, payload: bytes, receiver: Receiver) -> None:
+        self._client = client
+        self._payload = payload
+        self.receiver: Receiver | None = receiver
+        self._connection: _Upstream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._fresh = False
+        self.answered = False
+
+    def connect(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            connection = await self._client.open_connection()
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else "no answer"
+            reason = f"cannot reach {self._client.url}: {why}"
+            self._fail(reason, unreachable=True)
+            return
+        self._task = None
+        if self.receiver is None:
+            connection.drop()
+        else:
+            self.put_on(connection, fresh=True)
+
+    def put_on(self, connection: _Upstream, *, fresh: bool) -> None:
+        self._connection, self._fresh = connection, fresh
+        connection.start(self, self._payload)
+
+    def cancel(self) -> None:
+        self.receiver = None
+        self._client.ended(self)
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+
+    def pressure(self, slow: bool) -> None:
+        if self._connection is not None:
+            self._connection.pressure(slow)
+
+    def catch_up(self) -> None:
+        """Nothing to do: what the socket holds comes by itself."""
+
+    def finished(self) -> None:
+        receiver, self.receiver = self.receiver, None
+        self._connection = None
+        self._client.ended(self)
+        if receiver is not None:
+            receiver.end()
+
+    def broken(self, reason: str) -> None:
+        self._connection = None
+        if not self._fresh and not self.answered and self.receiver is not None:
+            self.connect()
+            return
+        self._fail(reason, unreachable=False)
+
+    def _fail(self, reason: str, *, unreachable: bool) -> None:
+        receiver, self.receiver = self.receiver, None
+        self._client.ended(self)
+        if receiver is not None:
+            receiver.lost(reason, unreachable=unreachable)
+
+
+class _Upstream(asyncio.Protocol):
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._transport: asyncio.Transport
+        self._call: _Call | None = None
+        self._parser: httptools.HttpResponseParser
+        self._headers: dict[str, str] = {}
+        self._until_close = False
+        self.usable = True
+
+    def start(self, call: _Call, payload: bytes) -> None:
+        self._call = call
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers = {}
+        self._until_close = False
+        self._transport.write(payload)
+
+    def drop(self) -> None:
+        self._call = None
+        self.usable = False
+        self._transport.abort()
+
+    def pressure(self, slow: bool) -> None:
+        if slow:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._call is None:  # an answer nobody asked for
+            self._client.forget(self)
+            self.drop()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._break(f"the server sent no HTTP: {error}")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.usable = False
+        self._client.forget(self)
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if self._until_close and exc is None:
+            call.finished()
+        else:
+            call.broken("the connection was closed" if exc is None else f"connection lost: {exc}")
+
+    def _break(self, reason: str) -> None:
+        call, self._call = self._call, None
+        self.drop()
+        if call is not None:
+            call.broken(reason)
+
+    # httptools callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        call, status = self._call, self._parser.get_status_code()
+        if call is None or call.receiver is None or status < 200:
+            self._headers = {}
+            return
+        call.answered = True
+        headers: Mapping[str, str] = self._headers
+        sized = "content-length" in headers or "transfer-encoding" in headers
+        self._until_close = not sized and status not in (204, 304)
+        call.receiver.head(status, headers)
+
+    def on_body(self, body: bytes) -> None:
+        if self._call is not None and self._call.receiver is not None:
+            self._call.receiver.data(body)
+
+    def on_message_complete(self) -> None:
+        call = self._call
+        if call is None or not call.answered:
+            return
+        self._call = None
+        self._transport.resume_reading()
+        if self._parser.should_keep_alive() and not self._until_close:
+            self._client.keep(self)
+        else:
+            self.drop()
+        call.finished()

@@ -1,0 +1,305 @@
+"""HTTP/1.1 server on an asyncio protocol: requests in, answers out, nothing in between.
+
+One object a connection; requests of a connection are handled one after the other. Handlers are
+plain functions called from the event loop; they answer then or later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import cast
+
+import httptools
+
+from harness.live.wire import Handler, Headers, ListenError, Request
+
+PIPELINE_LIMIT = 64
+"""Requests a client may send ahead on one connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may send."""
+
+    header_bytes: int = 64 << 10
+    """All headers of a request together. Our choice: four times what common servers allow, since
+    agents send long tracing headers."""
+    body_bytes: int = 64 << 20
+    """Our choice: a prompt of a million tokens with room to spare."""
+
+
+class HttpServer:
+    """Listening sockets and the connections they accepted.
+
+    Args:
+        handler: called with every request.
+        refuse: makes (headers, body) of an answer to a request that is refused before it reaches
+            the handler, from (path, status, message): the body is in the caller's dialect.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        refuse: Callable[[str, int, str], tuple[Headers, bytes]],
+        limits: Limits | None = None,
+    ) -> None:
+        self.handler, self.refuse = handler, refuse
+        self.limits = limits or Limits()
+        self.connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Start accepting; returns the port (useful with port 0).
+
+        Raises:
+            ListenError: the address is in use or not ours.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: _Connection(self), host, port, backlog=4096, reuse_port=reuse_port or None
+            )
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}",
+                "choose another port, or stop what uses it",
+            ) from None
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        """Stop accepting and drop every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.drop()
+        if self._server is not None:
+            await self._server.wait_closed()
+        await asyncio.sleep(0)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: HttpServer) -> None:
+        self.server = server
+        self.open = False
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[tuple[Request, bool]] = deque()
+        self._exchange: _Exchange | None = None
+        self._refused = False
+        self._start_request()
+
+    def _start_request(self) -> None:
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._header_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self.open = True
+        self.server.connections.add(self)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "upgrading the connection is not supported")
+        except httptools.HttpParserError:
+            if not self._refused:  # else a limit was passed inside a callback
+                self._refuse(400, "this is not an HTTP/1.1 request")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.open = False
+        self.server.connections.discard(self)
+        exchange, self._exchange = self._exchange, None
+        self._waiting.clear()
+        if exchange is not None and exchange.on_gone is not None:
+            exchange.on_gone()
+
+    def pause_writing(self) -> None:
+        if self._exchange is not None and self._exchange.on_pressure is not None:
+            self._exchange.on_pressure(True)
+
+    def resume_writing(self) -> None:
+        if self._exchange is not None and self._exchange.on_pressure is not None:
+            self._exchange.on_pressure(False)
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        self._start_request()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value) + 4)
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._refused:
+            return
+        length = self._headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self.server.limits.body_bytes:
+            self._refuse_body()
+        elif self._headers.get("expect", "").lower() == "100-continue":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self.server.limits.body_bytes:
+            self._refuse_body()
+        elif not self._refused:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._refused:
+            return
+        request = Request(
+            self._parser.get_method().decode("ascii"),
+            self._target.decode("latin-1"),
+            self._headers,
+            self._body[0] if len(self._body) == 1 else b"".join(self._body),
+        )
+        self._body = []
+        self._waiting.append((request, self._parser.should_keep_alive()))
+        if self._exchange is None:
+            self._next()
+        elif len(self._waiting) > PIPELINE_LIMIT:
+            self.drop()
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self.server.limits.header_bytes:
+            limit = self.server.limits.header_bytes
+            self._refuse(431, f"the headers are longer than {limit} bytes")
+
+    def _refuse_body(self) -> None:
+        self._refuse(413, f"the body is longer than {self.server.limits.body_bytes} bytes")
+
+    # Answers
+
+    def _next(self) -> None:
+        while self._waiting and self._exchange is None and self.open:
+            request, keep_alive = self._waiting.popleft()
+            exchange = self._exchange = _Exchange(self, keep_alive, request.method == "HEAD")
+            self.server.handler(request, exchange)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer a request that cannot be handled, and hang up."""
+        if self._refused:
+            return
+        self._refused = True
+        if self._exchange is not None:
+            self.drop()  # an earlier request is being answered; there is no room for an answer
+            return
+        path = self._target.decode("latin-1").partition("?")[0]
+        headers, body = self.server.refuse(path, status, message)
+        exchange = self._exchange = _Exchange(self, keep_alive=False, bodyless=False)
+        exchange.reply(status, headers, body)
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def ended(self, keep_alive: bool) -> None:
+        self._exchange = None
+        if not keep_alive:
+            self._transport.close()
+        elif self._waiting:
+            self._next()
+
+    def drop(self) -> None:
+        self._transport.abort()
+
+
+class _Exchange:
+    __slots__ = (
+        "_bodyless",
+        "_chunked",
+        "_connection",
+        "_ended",
+        "_keep_alive",
+        "_started",
+        "on_catch_up",
+        "on_gone",
+        "on_pressure",
+    )
+
+    def __init__(self, connection: _Connection, keep_alive: bool, bodyless: bool) -> None:
+        self.on_gone: Callable[[], None] | None = None
+        self.on_catch_up: Callable[[], None] | None = None
+        self.on_pressure: Callable[[bool], None] | None = None
+        self._connection = connection
+        self._keep_alive = keep_alive
+        self._bodyless = bodyless
+        self._chunked = False
+        self._started = self._ended = False
+
+    def head(self, status: int, headers: Headers, *, length: int | None = None) -> None:
+        self._started = True
+        self._chunked = length is None and not self._bodyless
+        if self._connection.open:
+            self._connection.write(head_bytes(status, headers, length, self._keep_alive))
+
+    def data(self, part: bytes) -> None:
+        if self._ended or not self._connection.open or self._bodyless or not part:
+            return
+        if self._chunked:
+            self._connection.write(b"%x\r\n%b\r\n" % (len(part), part))
+        else:
+            self._connection.write(part)
+
+    def end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self.on_gone = self.on_pressure = None
+        if self._connection.open:
+            if self._chunked:
+                self._connection.write(b"0\r\n\r\n")
+            self._connection.ended(self._keep_alive)
+
+    def cut(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self.on_gone = self.on_pressure = None
+        if self._connection.open:
+            # What was written still goes out; the missing last chunk tells the client.
+            self._connection.ended(keep_alive=False)
+
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        if self._ended:
+            return
+        if self._connection.open:
+            head = head_bytes(status, headers, len(body), self._keep_alive)
+            self._connection.write(head if self._bodyless else head + body)
+        self._chunked = False
+        self.end()
+
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+def head_bytes(status: int, headers: Headers, length: int | None, keep_alive: bool) -> bytes:
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
+    if not keep_alive:
+        lines.append("connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")

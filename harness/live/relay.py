@@ -1,0 +1,337 @@
+"""One request on its way through the gateway: from its caller to an engine and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from harness.control.operations import Dispatch
+from harness.live.dialect import EVENT_STREAM, JSON_TYPE, Dialect, Reading, Reply, encode
+from harness.live.driver import LiveDriver, LiveTurn
+from harness.live.sse import EventSplitter, StreamError
+from harness.live.texts import Node
+from harness.live.tool_signals import signals
+from harness.live.wire import Call, Exchange, Headers, Request, Sender
+from schedulers.types import ToolSignal, Usage
+
+RETRIED_STATUS = frozenset({502, 503, 504})
+"""Answers of an engine that say it cannot serve just now; the turn is dispatched again."""
+_DROPPED_HEADERS = frozenset(
+    {
+        "accept-encoding",  # what passes must be readable
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        # Headers by which routers and engines take a caller's word for where to go.
+        "x-data-parallel-rank",
+        "x-smg-target-worker",
+        "x-prefiller-host-port",
+        "x-data-parallel-host-port",
+    }
+)
+
+
+class Relay:
+    """The client of one turn (`harness.live.driver.TurnClient`), and the receiver of its answers.
+
+    Args:
+        senders: by replica id.
+        ended: called once with the relay when its answer is complete and well.
+        lost: called with (replica, reason) when nothing listens at the replica any more.
+        suspect: called with the replica when a connection to it broke.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        exchange: Exchange,
+        dialect: Dialect,
+        reading: Reading,
+        path: list[Node],
+        driver: LiveDriver,
+        senders: Mapping[str, Sender],
+        *,
+        ended: Callable[[Relay, Usage], None],
+        lost: Callable[[str, str], None],
+        suspect: Callable[[str], None],
+    ) -> None:
+        self.dialect, self.reading, self.path = dialect, reading, path
+        self.reply: Reply = dialect.reply(reading)
+        self.live: LiveTurn
+        self._request, self._exchange = request, exchange
+        self._driver, self._senders = driver, senders
+        self._ended, self._lost, self._suspect = ended, lost, suspect
+        self._call: Call | None = None
+        self._splitter = EventSplitter()
+        self._status = 0
+        self._headers: Mapping[str, str] = {}
+        self._streamed_body = True
+        self._body: list[bytes] = []
+        self._head_sent = False
+        self._over = False
+        self._verdict = 502
+        exchange.on_gone = self._client_gone
+        exchange.on_pressure = self._client_pressure
+
+    # TurnClient
+
+    def dispatch(self, operation: Dispatch) -> None:
+        self.reply = self.dialect.reply(self.reading)
+        self._splitter = EventSplitter()
+        self._status, self._body = 0, []
+        extra: dict[str, Any] = {}
+        if "priority" in operation.annotations:
+            extra["priority"] = int(operation.annotations["priority"])
+        body = self.dialect.upstream(self.reading, extra)
+        headers = {k: v for k, v in self._request.headers.items() if k not in _DROPPED_HEADERS}
+        headers["accept"] = f"{EVENT_STREAM}, application/json"
+        headers.setdefault("content-type", "application/json")
+        request = Request("POST", self.dialect.upstream_path, headers, body)
+        receiver = _Attempt(self)
+        self._call = receiver.call = None
+        call = self._senders[operation.decode].send(request, receiver)
+        if receiver.over:
+            return
+        self._call = receiver.call = call
+
+    def refuse(self, reason: str, retry_after_s: float | None) -> None:
+        after: Headers = (
+            [("retry-after", str(max(1, round(retry_after_s))))] if retry_after_s else []
+        )
+        self._fail_client(429, f"refused by the scheduler: {reason}", after)
+
+    def fail(self, reason: str) -> None:
+        self._fail_client(self._verdict, f"the engine failed: {reason}")
+
+    def withdraw(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def streamed(self) -> int:
+        if self._call is not None:
+            self._call.catch_up()
+        return self.reply.tokens
+
+    # What the engine answers.
+
+    def engine_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status, self._headers = status, headers
+        kind = headers.get("content-type", "")
+        self._streamed_body = status == 200 and kind.startswith(EVENT_STREAM)
+
+    def engine_data(self, part: bytes) -> None:
+        if not self._streamed_body:
+            self._body.append(part)
+            return
+        try:
+            events = self._splitter.feed(part)
+        except StreamError as error:
+            self.withdraw()
+            self._engine_broke(error.message)
+            return
+        reply = self.reply
+        began = reply.began
+        shown = [reply.take(event) for event in events]
+        if reply.began and not began:
+            self._driver.first_token(self.live)
+        if self.reading.stream:
+            self._forward(shown)
+
+    def _forward(self, shown: list[bytes]) -> None:
+        data = shown[0] if len(shown) == 1 else b"".join(shown)
+        # Nothing is shown before the first token: until then another replica may serve the turn.
+        if not self._head_sent:
+            self._body.append(data)
+            if not self.reply.began:
+                return
+            self._send_head()
+            data = b"".join(self._body)
+            self._body = []
+        if data:
+            self._exchange.data(data)
+
+    def _send_head(self) -> None:
+        self._head_sent = True
+        kind = self._headers.get("content-type", EVENT_STREAM)
+        headers = [("content-type", kind), ("cache-control", "no-cache"), *self._answer_headers()]
+        self._exchange.head(200, headers)
+
+    def _answer_headers(self) -> list[tuple[str, str]]:
+        live = self.live
+        pause = (live.dispatched or live.arrived) - live.arrived
+        return [
+            *self.dialect.engine_head(self._headers),
+            ("x-agentsched-session", live.turn.session),
+            ("x-agentsched-replica", live.replica or ""),
+            ("x-agentsched-pause-ms", f"{pause / 1e6:.6f}"),
+        ]
+
+    def engine_end(self) -> None:
+        self._call = None
+        if not self._streamed_body:
+            self._engine_replied(b"".join(self._body))
+            return
+        reply = self.reply
+        if reply.failure is not None:
+            self._give_up(500, reply.failure)
+        elif reply.broken and not self.reading.stream:
+            self._give_up(502, "the stream held something that is no JSON")
+        elif not reply.complete:
+            self._engine_broke("the stream ended early")
+        else:
+            self._finish(reply.usage)
+
+    def _finish(self, reported: Usage | None) -> None:
+        """The answer is complete: tell the control plane, then let the client go."""
+        reply = self.reply
+        usage = reported or Usage(self.live.turn.prompt.tokens, None, reply.tokens)
+        tools = signals(list(reply.calls.values()), reply.text)
+        if not reply.began:
+            self._driver.first_token(self.live)
+        headers = self._answer_headers()
+        self._over = True
+        self._exchange.on_gone = None
+        self._ended(self, usage)
+        self._driver.finish(self.live, usage, tools)
+        if not self.reading.stream:
+            self._exchange.reply(200, [JSON_TYPE, *headers], reply.whole())
+            return
+        tail = reply.tail()
+        if not self._head_sent:
+            kind = self._headers.get("content-type", EVENT_STREAM)
+            self._exchange.head(200, [("content-type", kind), *headers])
+            tail = b"".join(self._body) + tail
+        if tail:
+            self._exchange.data(tail)
+        self._exchange.end()
+
+    def _engine_replied(self, body: bytes) -> None:
+        """The engine answered in one piece: an error, or a request that cannot be streamed."""
+        if self._status in RETRIED_STATUS:
+            self._retry(f"the engine answered {self._status}")
+            return
+        if self._status != 200:
+            self._pass_error(body)
+            return
+        self._driver.first_token(self.live)
+        try:
+            decoded = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            self._give_up(502, "the engine answered something that is no JSON")
+            return
+        usage = self.dialect.usage_of(decoded)
+        headers = self._answer_headers()
+        self._over = True
+        self._exchange.on_gone = None
+        usage = usage or Usage(self.live.turn.prompt.tokens, None, 0)
+        self._ended(self, usage)
+        self._driver.finish(self.live, usage, _tools_of(decoded))
+        kind = self._headers.get("content-type", "application/json")
+        self._exchange.reply(200, [("content-type", kind), *headers], body)
+
+    def _pass_error(self, body: bytes) -> None:
+        """The engine's own refusal goes to the client as it is, in the client's dialect."""
+        headers = [JSON_TYPE, *self._answer_headers()]
+        self._over = True
+        self._exchange.on_gone = None
+        self._driver.fail(self.live, f"the engine answered {self._status}", again=False)
+        self._exchange.reply(self._status, headers, self.dialect.engine_error(self._status, body))
+
+    def engine_lost(self, reason: str, *, unreachable: bool) -> None:
+        self._call = None
+        replica = self.live.replica
+        assert replica is not None
+        if unreachable:
+            self._lost(replica, reason)
+        else:
+            self._suspect(replica)
+        self._engine_broke(reason)
+
+    def _engine_broke(self, reason: str) -> None:
+        """The answer broke off: another try if the client has seen nothing, else an error."""
+        if self._head_sent:
+            self._give_up(502, reason)
+        else:
+            self._retry(reason)
+
+    def _retry(self, reason: str) -> None:
+        self._driver.fail(self.live, reason, again=True)
+
+    def _give_up(self, status: int, reason: str) -> None:
+        self.withdraw()
+        self._verdict = status
+        self._driver.fail(self.live, reason, again=False)
+
+    # The client.
+
+    def _client_gone(self) -> None:
+        self._over = True
+        self.withdraw()
+        self._driver.gone(self.live)
+
+    def _client_pressure(self, slow: bool) -> None:
+        if self._call is not None:
+            self._call.pressure(slow)
+
+    def _fail_client(self, status: int, message: str, headers: Headers = ()) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._exchange.on_gone = None
+        if self._head_sent:
+            self._exchange.data(self.dialect.stream_error(status, message))
+            self._exchange.end()
+            return
+        answer = [JSON_TYPE, *headers, ("x-agentsched-session", self.live.turn.session)]
+        self._exchange.reply(status, answer, self.dialect.error(status, message))
+
+
+class _Attempt:
+    """The receiver of one dispatch; deaf once the relay has moved on."""
+
+    __slots__ = ("_relay", "call", "over")
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self.call: Call | None = None
+        self.over = False
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._relay.engine_head(status, headers)
+
+    def data(self, part: bytes) -> None:
+        self._relay.engine_data(part)
+
+    def end(self) -> None:
+        self.over = True
+        self._relay.engine_end()
+
+    def lost(self, reason: str, *, unreachable: bool) -> None:
+        self.over = True
+        self._relay.engine_lost(reason, unreachable=unreachable)
+
+
+def _tools_of(body: Any) -> tuple[ToolSignal, ...]:
+    """Tools that an unstreamed chat completion starts."""
+    choices = body.get("choices") if isinstance(body, dict) else None
+    message = choices[0].get("message") if isinstance(choices, list) and choices else None
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    found: list[ToolSignal] = []
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            arguments = function.get("arguments")
+            text = arguments if isinstance(arguments, str) else encode(arguments).decode()
+            found.append(ToolSignal(function["name"], text))
+    return tuple(found)

@@ -1,0 +1,245 @@
+"""Prompts as runs of known text: which stretches of it were seen before, and how long they are.
+
+A prompt is a list of pieces (a message, a part of one, the tool schemas). Pieces form a tree; a
+path of the tree is named by few *segments*: text that follows the end of a segment extends it,
+text that branches off anywhere else opens a new one. So an agent that only appends has one
+growing segment, and agents that share their first messages share a first run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from schedulers.types import PromptRun
+
+SHARED_BYTES = 64
+"""A piece that begins like another, by at least this much, shares what they have in common."""
+
+
+class Piece(NamedTuple):
+    """One stretch of a prompt. `role` keeps equal texts of different speakers apart."""
+
+    role: str
+    text: str
+
+
+@dataclass(slots=True)
+class Node:
+    """The end of a piece: where it lies in its segment (tokens and bytes from its start)."""
+
+    number: int
+    parent: Node | None
+    segment: str
+    tokens: int
+    bytes: int
+    role: str
+    text: str
+    extended: bool = False
+    """Something follows it in its segment already."""
+    exact: bool = False
+    """Its token count comes from an engine."""
+
+
+class TokenRatio:
+    """Bytes of text per token, learnt from what engines report.
+
+    The first sample replaces the start value, then 0.2 new + 0.8 old, as ThunderAgent does.
+
+    Args:
+        start: until the first sample. Our choice: 4, a common rule of thumb.
+    """
+
+    def __init__(self, start: float = 4.0) -> None:
+        self.value = start
+        self._sampled = False
+
+    def learn(self, text_bytes: int, tokens: int) -> None:
+        if text_bytes <= 0 or tokens <= 0:
+            return
+        sample = text_bytes / tokens
+        self.value = 0.2 * sample + 0.8 * self.value if self._sampled else sample
+        self._sampled = True
+
+    def tokens(self, text_bytes: int) -> int:
+        return max(1, round(text_bytes / self.value)) if text_bytes else 0
+
+
+class TextTree:
+    """All pieces seen, least recently used ones dropped.
+
+    Args:
+        ratio: gives the tokens of a piece, once, when it is first seen: equal text then always
+            counts equally.
+        text_limit: bytes of text kept to find pieces that begin alike.
+        node_limit: pieces kept.
+    """
+
+    def __init__(
+        self, ratio: TokenRatio, *, text_limit: int = 256 << 20, node_limit: int = 500_000
+    ) -> None:
+        self._ratio = ratio
+        self._text_limit, self._node_limit = text_limit, node_limit
+        self._nodes: OrderedDict[tuple[int, bytes], Node] = OrderedDict()
+        self._similar: dict[tuple[int, str], list[tuple[int, bytes]]] = {}
+        self._count = 0
+        self._text_bytes = 0
+        self._root = Node(0, None, "", 0, 0, "", "", extended=True)
+
+    def walk(self, pieces: Sequence[Piece]) -> list[Node]:
+        """The nodes of a prompt, one a piece (more where a piece begins like another)."""
+        node, path, keys = self._root, [], []
+        for piece in pieces:
+            for key, found in self._step(node, piece):
+                node = found
+                path.append(node)
+                keys.append(key)
+        for key in reversed(keys):  # a node outlives what hangs on it
+            self._nodes.move_to_end(key)
+        self._drop_old()
+        return path
+
+    def _step(self, parent: Node, piece: Piece) -> list[tuple[tuple[int, bytes], Node]]:
+        steps: list[tuple[tuple[int, bytes], Node]] = []
+        text = piece.text
+        while True:
+            key = (parent.number, _digest(piece.role, text))
+            node = self._nodes.get(key)
+            if node is not None:
+                return [*steps, (key, node)]
+            twin, common = self._twin(parent, piece.role, text)
+            if twin is None:
+                return [*steps, (key, self._add(key, parent, piece.role, text))]
+            head_key = (parent.number, _digest(piece.role, text[:common]))
+            head = self._nodes.get(head_key)
+            if head is None:
+                head = self._cut(head_key, parent, piece.role, twin, text[:common])
+            steps.append((head_key, head))
+            if common == len(text):
+                return steps
+            parent, text = head, text[common:]
+
+    def _twin(self, parent: Node, role: str, text: str) -> tuple[Node | None, int]:
+        """The piece after `parent` that has most in common with `text` from the start."""
+        best, most = None, SHARED_BYTES - 1
+        if len(text) < SHARED_BYTES:
+            return None, 0
+        for key in self._similar.get((parent.number, role + text[:SHARED_BYTES]), ()):
+            node = self._nodes.get(key)
+            if node is not None and (common := _common(node.text, text)) > most:
+                best, most = node, common
+        return best, most
+
+    def _add(self, key: tuple[int, bytes], parent: Node, role: str, text: str) -> Node:
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        tokens = self._ratio.tokens(size)
+        self._count += 1
+        if parent.extended:
+            node = Node(self._count, parent, f"t{self._count}", tokens, size, role, text)
+        else:
+            parent.extended = True
+            node = Node(
+                self._count,
+                parent,
+                parent.segment,
+                parent.tokens + tokens,
+                parent.bytes + size,
+                role,
+                text,
+            )
+        self._store(key, node)
+        return node
+
+    def _cut(self, key: tuple[int, bytes], parent: Node, role: str, twin: Node, text: str) -> Node:
+        """A node inside `twin`: the part of it that `text` is."""
+        start_tokens, start_bytes = (
+            (parent.tokens, parent.bytes) if twin.segment == parent.segment else (0, 0)
+        )
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        whole = max(1, twin.bytes - start_bytes)
+        tokens = (twin.tokens - start_tokens) * size // whole
+        self._count += 1
+        node = Node(
+            self._count,
+            parent,
+            twin.segment,
+            start_tokens + tokens,
+            start_bytes + size,
+            role,
+            text,
+            extended=True,
+        )
+        self._store(key, node)
+        return node
+
+    def _store(self, key: tuple[int, bytes], node: Node) -> None:
+        self._nodes[key] = node
+        self._text_bytes += len(node.text)
+        if len(node.text) >= SHARED_BYTES:
+            self._similar.setdefault(_start_of(node), []).append(key)
+
+    def _drop_old(self) -> None:
+        while len(self._nodes) > self._node_limit or self._text_bytes > self._text_limit:
+            key, node = self._nodes.popitem(last=False)
+            self._text_bytes -= len(node.text)
+            if len(node.text) < SHARED_BYTES:
+                continue
+            start = _start_of(node)
+            self._similar[start].remove(key)
+            if not self._similar[start]:
+                del self._similar[start]
+
+
+def _start_of(node: Node) -> tuple[int, str]:
+    assert node.parent is not None
+    return node.parent.number, node.role + node.text[:SHARED_BYTES]
+
+
+def runs_of(path: Sequence[Node]) -> tuple[PromptRun, ...]:
+    """The prompt at the end of a path as runs."""
+    runs: list[PromptRun] = []
+    for node in path:
+        run = PromptRun(node.segment, node.tokens, node.bytes)
+        if runs and runs[-1].segment == node.segment:
+            runs[-1] = run
+        else:
+            runs.append(run)
+    return tuple(runs)
+
+
+def correct(path: Sequence[Node], prompt_tokens: int) -> None:
+    """An engine has counted the prompt: let its last piece have what the others leave.
+
+    Only where nothing follows yet, so that no known length changes under a prompt that uses it.
+    """
+    if not path or path[-1].extended or path[-1].exact:
+        return
+    last = path[-1]
+    error = prompt_tokens - sum(run.tokens for run in runs_of(path))
+    before = path[-2].tokens if len(path) > 1 and path[-2].segment == last.segment else 0
+    if last.tokens + error > before:
+        last.tokens += error
+        last.exact = True
+
+
+def _digest(role: str, text: str) -> bytes:
+    return blake2b(
+        text.encode("utf-8", "surrogatepass"), digest_size=16, person=role.encode()[:16]
+    ).digest()
+
+
+def _common(a: str, b: str) -> int:
+    """Characters two texts have in common from the start."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high - 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
