@@ -9,6 +9,16 @@ from dataclasses import dataclass
 from schedulers.readiness import ReadinessConfig
 from schedulers.tao_plan import PlanSettings
 
+_AT_LEAST_ONE = (
+    "credit_quantum_tokens",
+    "quantum_min_tokens",
+    "quanta_max",
+    "max_states",
+    "milp_max_nodes",
+    "max_candidates",
+)
+_POSITIVE = ("tick_s", "plan_budget_ms", "lost_plan_s", "forced_after_s", "milp_time_limit_s")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaoConfig(ReadinessConfig):
@@ -38,17 +48,25 @@ class TaoConfig(ReadinessConfig):
     planner: str = "exact"
     """`exact`: the dynamic program; `short-first`: ThunderAgent's plan at every opportunity."""
     quantum_tokens: int = 0
-    """OPEN CHOICE. Admission quantum in tokens; 0: from the room in play, see `cell_budget`."""
-    cell_budget: int = 4_000_000
-    """With `quantum_tokens` 0: finest quantum at which a dense dynamic program would update at
-    most so many cells. Our choice."""
-    quantum_min_tokens: int = 256
-    """With `quantum_tokens` 0: never finer than this. Our choice."""
-    quanta_min: int = 14
-    """With `quantum_tokens` 0: never fewer quanta than this on the roomiest replica. Our choice:
-    what the budget gives with 4 replicas and 64 candidates."""
-    max_states: int = 2_000_000
-    """The search for the optimum is cut off after so many states. Our choice."""
+    """OPEN CHOICE. Admission quantum in tokens; 0: the finest that `quantum_min_tokens` and
+    `quanta_max` allow, from the room in play. The source says that capacity is counted in quanta,
+    not how large they are."""
+    quantum_min_tokens: int = 16
+    """With `quantum_tokens` 0: never finer than this. Our choice: a KV block."""
+    quanta_max: int = 8192
+    """With `quantum_tokens` 0: no more quanta than this on all replicas in play together. Our
+    choice: it bounds the solver's tables."""
+    max_states: int = 300_000
+    """The search for the optimum is cut off after so many states, and the plan counted as not
+    proven. Our choice: about a tenth of a second."""
+    solver: str = "dynamic"
+    """`dynamic`: the dynamic program alone; `dynamic+milp`: what it leaves unproven goes to
+    HiGHS (extra `solver`), for 16 replicas and more."""
+    milp_time_limit_s: float = 10.0
+    """Limit of each of HiGHS's three programs. Cut off by time, plans depend on the machine. Our
+    choice."""
+    milp_max_nodes: int = 2000
+    """Limit of each of HiGHS's search trees. Our choice."""
     max_candidates: int = 256
     """Only so many are planned for at once, in queue order. Our choice."""
     fill_rounding: bool = True
@@ -94,31 +112,32 @@ class TaoConfig(ReadinessConfig):
         # dataclass(slots=True) makes a new class, so a bare super() would not find its base.
         ReadinessConfig.__post_init__(self)
         _one_of("planner", self.planner, ("exact", "short-first"))
+        _one_of("solver", self.solver, ("dynamic", "dynamic+milp"))
         _one_of("discard", self.discard, ("strict", "skip"))
         _one_of("pause_order", self.pause_order, ("triplet", "thunder"))
         if self.footprint_sign not in (1, -1):
             raise ValueError(f"footprint_sign is 1 or -1, not {self.footprint_sign}")
         if self.footprint_sign == -1 and not self.use_readiness:
             raise ValueError("footprint_sign -1 without readiness would admit nobody without cache")
-        for name in ("credit_quantum_tokens", "quantum_min_tokens", "quanta_min", "max_states"):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("tick_s", "plan_budget_ms", "lost_plan_s", "forced_after_s"):
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
         for name in ("cache_half_life_s", "quantum_tokens", "min_replan_ms", "idle_ttl_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
-        if self.max_candidates < 1 or self.cell_budget < 1:
-            raise ValueError("max_candidates and cell_budget must be at least 1")
 
     def plan_settings(self) -> PlanSettings:
         return PlanSettings(
             quantum_tokens=self.quantum_tokens,
-            cell_budget=self.cell_budget,
             quantum_min_tokens=self.quantum_min_tokens,
-            quanta_min=self.quanta_min,
+            quanta_max=self.quanta_max,
             max_states=self.max_states,
+            milp=self.solver == "dynamic+milp",
+            milp_time_limit_s=self.milp_time_limit_s,
+            milp_max_nodes=self.milp_max_nodes,
             fill=self.fill_rounding,
             spread=self.spread_ties,
         )

@@ -8,11 +8,12 @@ have been worth on the same snapshot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schedulers.short_first import BUFFER_TOKENS, Queued, short_first_plan
-from schedulers.tao_solver import SKIP, Problem, Value, solve
+from schedulers.tao_milp import solve_milp
+from schedulers.tao_solver import MAX_BITS, SKIP, Packing, Problem, Solution, Value, solve
 
 UNLIMITED = 1 << 40
 """Room of a replica whose capacity is not known, in tokens."""
@@ -46,10 +47,12 @@ class PlanSettings:
     """How a snapshot is discretised and searched; see TaoConfig for the meaning of each."""
 
     quantum_tokens: int = 0
-    cell_budget: int = 4_000_000
-    quantum_min_tokens: int = 256
-    quanta_min: int = 14
-    max_states: int = 2_000_000
+    quantum_min_tokens: int = 16
+    quanta_max: int = 8192
+    max_states: int = 300_000
+    milp: bool = False
+    milp_time_limit_s: float = 10.0
+    milp_max_nodes: int = 2000
     fill: bool = True
     spread: bool = True
 
@@ -97,7 +100,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
         quantum, states, method, filled = 1, 0, "everyone fits", 0
     else:
         quantum = choose_quantum(snapshot)
-        solution = solve(discretise(snapshot, quantum), snapshot.settings.max_states)
+        solution = _solve(discretise(snapshot, quantum), snapshot.settings)
         choice = list(solution.choice)
         optimum, bound = solution.value, solution.bound
         states, method = solution.states, solution.method
@@ -120,35 +123,49 @@ def make_plan(snapshot: Snapshot) -> Plan:
 
 
 def choose_quantum(snapshot: Snapshot) -> int:
-    """Tokens per quantum: the fixed setting, or so that the dense program has a bounded size.
+    """Tokens per quantum: the fixed setting, or the finest that keeps the tables small.
 
     Only room that candidates can use counts: replicas that none fits are out of play, and none
-    has more in play than all candidates together need. With q quanta on each of the n replicas
-    in play, a dense program over m candidates updates (q + 1)^n * m cells; q is the largest that
-    stays within `cell_budget`, but at least `quanta_min`.
+    has more in play than all candidates together need. From full capacities the quantum would be
+    so coarse that hardly a session's rounded cost fitted what is really left.
     """
     settings = snapshot.settings
     if settings.quantum_tokens > 0:
         return settings.quantum_tokens
     needs = [c.need for c in snapshot.candidates]
-    in_play = [min(r, sum(needs)) for r in snapshot.room if needs and r >= min(needs)]
-    if not in_play:
-        return settings.quantum_min_tokens
-    per_replica = (settings.cell_budget / len(needs)) ** (1 / len(in_play))
-    quanta = max(settings.quanta_min, int(per_replica + 1e-9) - 1)
-    return max(settings.quantum_min_tokens, -(-max(in_play) // quanta))
+    in_play = sum(min(r, sum(needs)) for r in snapshot.room if needs and r >= min(needs))
+    return max(settings.quantum_min_tokens, -(-in_play // settings.quanta_max))
 
 
 def discretise(snapshot: Snapshot, quantum: int) -> Problem:
-    """Costs rounded up and room rounded down to quanta: a plan that fits here fits in tokens."""
+    """Costs rounded up and room rounded down to quanta: a plan that fits here fits in tokens.
+
+    Should the value triple not fit the solver's integers, footprints lose their lowest bits.
+    """
     candidates = snapshot.candidates
     usable = sum(c.need for c in candidates) + quantum * len(candidates)
-    return Problem(
+    problem = Problem(
         capacities=tuple(min(max(0, room), usable) // quantum for room in snapshot.room),
         costs=tuple(-(-c.need // quantum) for c in candidates),
         credits=tuple(c.credits for c in candidates),
         ready=tuple(c.ready for c in candidates),
         footprints=tuple(c.footprint for c in candidates),
+    )
+    excess = Packing(problem).bits - MAX_BITS
+    if excess > 0:
+        problem = replace(problem, footprints=tuple(f >> excess for f in problem.footprints))
+    return problem
+
+
+def _solve(problem: Problem, settings: PlanSettings) -> Solution:
+    solution = solve(problem, settings.max_states)
+    if solution.proven or not settings.milp:
+        return solution
+    return solve_milp(
+        problem,
+        start=solution,
+        time_limit_s=settings.milp_time_limit_s,
+        max_nodes=settings.milp_max_nodes,
     )
 
 
