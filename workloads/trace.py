@@ -237,6 +237,7 @@ def _session(file: Path, rows: list[Row]) -> Session:
         spawn_turn=head.spawn_turn,
         arrival_s=head.arrival_s,
         setup_s=head.setup_s,
+        deadline_s=head.deadline_s,
     )
 
 
@@ -340,6 +341,7 @@ def _row(session: Session, index: int) -> dict[str, Any]:
         row |= _given(parent=session.parent, spawn_turn=session.spawn_turn)
         row |= _given(arrival_s=session.arrival_s)
         row |= {"setup_s": session.setup_s} if session.setup_s else {}
+        row |= _given(deadline_s=session.deadline_s)
     row |= _given(kept_turn=turn.kept_turn)
     row |= {"kept_tokens": turn.kept_tokens} if turn.kept_tokens else {}
     row |= {"shared": [list(segment) for segment in turn.shared]} if turn.shared else {}

@@ -17,7 +17,9 @@ MAX_BYTES = 16 * MAX_TOKENS
 MAX_SECONDS = 1e8
 """No tool, wait or arrival is longer: about three years, in seconds."""
 
-SESSION_FIELDS = frozenset({"workload", "origin", "parent", "spawn_turn", "arrival_s", "setup_s"})
+SESSION_FIELDS = frozenset(
+    {"workload", "origin", "parent", "spawn_turn", "arrival_s", "setup_s", "deadline_s"}
+)
 TURN_FIELDS = frozenset(
     {
         "v",
@@ -53,6 +55,7 @@ class SessionFields:
     spawn_turn: int | None
     arrival_s: float | None
     setup_s: float
+    deadline_s: float | None
 
 
 def parse_turn(
@@ -227,6 +230,7 @@ def _session_fields(fields: Fields) -> SessionFields:
         spawn_turn=spawn,
         arrival_s=arrival,
         setup_s=fields.seconds("setup_s", default=0.0) or 0.0,
+        deadline_s=fields.seconds("deadline_s", default=None),
     )
 
 

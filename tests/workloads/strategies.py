@@ -76,6 +76,7 @@ def families(draw: st.DrawFn) -> list[Session]:
                 spawn_turn=draw(st.integers(0, len(parent.turns) - 1)) if parent else None,
                 arrival_s=None if parent else draw(st.none() | SECONDS),
                 setup_s=draw(SECONDS),
+                deadline_s=draw(st.none() | SECONDS),
             )
         )
     return result

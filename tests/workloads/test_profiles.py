@@ -165,6 +165,14 @@ def test_terminal_bench_sets_up_first() -> None:
     assert min(s.setup_s for s in _sessions("tb2-claude-code")) > 5
 
 
+def test_terminal_bench_has_its_deadlines() -> None:
+    deadlines = [s.deadline_s for s in _sessions("tb2-terminus2")]
+    # 48 of the 83 tasks: 58 %.
+    assert deadlines.count(900.0) / len(deadlines) == pytest.approx(48 / 83, abs=0.05)
+    free = generate("tb2-claude-code", sessions=3, settings={"deadlines": False})
+    assert [s.deadline_s for s in free] == [None] * 3
+
+
 def test_interactive_sessions_reuse_and_reset_as_recorded() -> None:
     stats = _stats("cc-interactive")
     assert stats.reuse_share == pytest.approx(0.962, abs=0.015)

@@ -118,6 +118,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], int, str]] = [
     ("empty prompt", {"first": {"shared": None, "new_tokens": 0}}, 1, "new_tokens"),
     ("NaN", {"second": {"wait_s": float("nan")}}, 2, "wait_s"),
     ("infinity", {"first": {"arrival_s": float("inf")}}, 1, "arrival_s"),
+    ("negative deadline", {"first": {"deadline_s": -1}}, 1, "deadline_s"),
     ("negative wait", {"second": {"wait_s": -0.5}}, 2, "wait_s"),
     ("negative tool", {"second": {"tools": [TOOL | {"seconds": -1}]}}, 2, "tools[0].seconds"),
     ("NaN hint", {"second": {"tools": [TOOL | {"hint_s": float("nan")}]}}, 2, "tools[0].hint_s"),

@@ -20,6 +20,16 @@ from workloads.profiles.laws import (
     shared_segment,
 )
 
+DEADLINES = {900.0: 48, 1200.0: 6, 1800.0: 17, 3600.0: 12}
+"""Agent deadlines of Terminal-Bench 2.0 in seconds, and how many of its 89 tasks have them; those
+of the six others are left out."""
+
+
+def draw_deadline(rng: np.random.Generator) -> float:
+    """The deadline of a task, by how many tasks have it, in seconds."""
+    tasks = np.array(list(DEADLINES.values()), dtype=np.float64)
+    return float(rng.choice(list(DEADLINES), p=tasks / tasks.sum()))
+
 
 @dataclass(frozen=True, slots=True)
 class Terminus2:
@@ -31,8 +41,7 @@ class Terminus2:
         "3,560 trials of terminus-2 with 8 models"
     )
     note: ClassVar[str] = (
-        "per-trial data only: the spread within a trial is assumed; 54 % of the tasks have a "
-        "deadline of 900 s, which is not applied"
+        "per-trial data only: the spread within a trial is assumed; deadlines as the tasks'"
     )
     default_sessions: ClassVar[int] = 89
 
@@ -83,6 +92,8 @@ class Terminus2:
     """Log of seconds of environment set-up. Terminal-Bench 2.0 trials: p50 3.0."""
     setup_sigma: float = 1.08
     """As setup_mu: p90 12 s."""
+    deadlines: bool = True
+    """Whether sessions have the deadlines of Terminal-Bench 2.0 tasks."""
 
     def session(self, rng: np.random.Generator, session_id: str) -> Session:
         """One session; all randomness comes from `rng`."""
@@ -107,6 +118,7 @@ class Terminus2:
             workload=self.name,
             origin="generated",
             setup_s=round(float(rng.lognormal(self.setup_mu, self.setup_sigma)), 3),
+            deadline_s=draw_deadline(rng) if self.deadlines else None,
         )
 
     def _waits(self, rng: np.random.Generator, count: int) -> list[ToolCall]:
@@ -182,6 +194,8 @@ class TerminalClaudeCode:
     """Log of seconds of agent set-up. Terminal-Bench 2.0 trials: p50 15.5."""
     install_sigma: float = 0.273
     """As install_mu: p90 22 s."""
+    deadlines: bool = True
+    """Whether sessions have the deadlines of Terminal-Bench 2.0 tasks."""
 
     def session(self, rng: np.random.Generator, session_id: str) -> Session:
         """One session; all randomness comes from `rng`."""
@@ -216,4 +230,5 @@ class TerminalClaudeCode:
             workload=self.name,
             origin="generated",
             setup_s=round(float(setup), 3),
+            deadline_s=draw_deadline(rng) if self.deadlines else None,
         )
