@@ -66,7 +66,7 @@ class Batcher:
         self.hit = 0
         self._size = params.block_size
         self._fcfs = params.policy == "fcfs"
-        self._watermark = int(params.watermark * cache.total)
+        self._watermark = int(params.watermark * (cache.total + params.null_blocks))
         self._overlap = Overlap(params.block_size)
         self._prefills: list[Sequence] = []
         self._next_place = 0

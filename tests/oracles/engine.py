@@ -232,7 +232,7 @@ class OracleEngine:
                 break
             new = min(new, budget)
             in_queue = sum(block.refs == 0 for block in hits)
-            margin = int(p.watermark * cache.total) if self.running else 0
+            margin = int(p.watermark * (cache.total + p.null_blocks)) if self.running else 0
             whole = -(-request.tokens // size) - len(hits) + in_queue + margin
             if p.reserve_full_input and whole > cache.free:
                 break
