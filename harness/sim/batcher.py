@@ -8,6 +8,8 @@ of them get their token. The other one, `_walk`, goes through the list one by on
 
 from __future__ import annotations
 
+from collections import deque
+
 from agentsched import SimulationError
 from harness.sim.block_cache import NO_MATCH, BlockCache, Holding
 from harness.sim.engine_types import EngineParams
@@ -58,6 +60,8 @@ class Batcher:
         self.waiting: Waiting = waiting_queue(params.policy)
         self.loading: dict[int, Sequence] = {}
         """They hold blocks and wait for KV from elsewhere."""
+        self.ready: deque[Sequence] = deque()
+        """Their KV has come. They hold blocks already, so they go before all that wait."""
         self.kept: dict[int, Holding] = {}
         """Blocks of ended requests that another replica still copies."""
         self.preemptions = 0
@@ -82,10 +86,21 @@ class Batcher:
         self.running.clear()
         self.waiting.clear()
         self.loading.clear()
+        self.ready.clear()
         self.kept.clear()
         self._overlap.clear()
         self._prefills.clear()
         self._loose = self._starved = False
+
+    @property
+    def queued(self) -> int:
+        """Sequences that could be admitted, blocks permitting."""
+        return len(self.waiting) + len(self.ready)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there may be a step to run."""
+        return bool(self.running or self.waiting or self.ready)
 
     # ---- one step ----------------------------------------------------------------------------
 
@@ -126,7 +141,7 @@ class Batcher:
             if new:
                 self._extend(sequence, new)
                 batch.chunks.append((sequence, new, sequence.computed))
-        if self.waiting:
+        if self.waiting or self.ready:
             self._admit(batch, budget, threshold)
         return batch
 
@@ -180,7 +195,7 @@ class Batcher:
                 batch.context += sequence.tokens
             else:
                 batch.chunks.append((sequence, new, sequence.computed))
-        if not batch.preempted and self.waiting:
+        if not batch.preempted and (self.waiting or self.ready):
             before = len(batch.chunks)
             self._admit(batch, budget, threshold)
             batch.walked += [(sequence, new) for sequence, new, _ in batch.chunks[before:]]
@@ -189,13 +204,13 @@ class Batcher:
     def _admit(self, batch: Batch, budget: int, threshold: int) -> None:
         """Start waiting sequences, in order, until one does not fit."""
         params, cache, size, waiting = self.params, self.cache, self._size, self.waiting
-        while waiting and budget > 0 and len(self.running) < params.max_num_seqs:
-            sequence = waiting.first()
-            if sequence.holding is not None:
-                if not self._admit_loaded(sequence, batch, budget, threshold):
+        while (waiting or self.ready) and budget > 0 and len(self.running) < params.max_num_seqs:
+            if self.ready:
+                if not self._admit_ready(batch, budget, threshold):
                     break
                 budget -= batch.chunks[-1][1]
                 continue
+            sequence = waiting.first()
             tokens, line = sequence.tokens, sequence.line
             match = NO_MATCH
             if cache.caching:
@@ -215,6 +230,9 @@ class Batcher:
             if self.running:
                 spare -= self._watermark
             needed = tokens if params.reserve_full_input else max(computed + new, sequence.remote)
+            if sequence.remote > computed:
+                # A load can be neither run nor preempted, so what is under way must still fit.
+                spare -= self._reserved()
             if -(-needed // size) > spare:
                 break
             if sequence.remote > computed:
@@ -229,8 +247,9 @@ class Batcher:
             self._extend(sequence, new)
             batch.chunks.append((sequence, new, computed))
             budget -= new
-        if waiting:
+        if waiting or self.ready:
             batch.stuck = self._fcfs
+        if waiting:
             batch.observed = bool(self._overlap.writers(waiting.first().line))
 
     def _load(self, sequence: Sequence, computed: int, batch: Batch) -> None:
@@ -248,7 +267,7 @@ class Batcher:
         batch.loads.append((sequence, sequence.remote - computed))
 
     def loaded(self, request_id: int) -> bool:
-        """The KV has come: the sequence is first in the queue again. False if it is gone."""
+        """The KV has come: the sequence can run. False if it is gone."""
         sequence = self.loading.pop(request_id, None)
         if sequence is None:
             return False
@@ -256,8 +275,13 @@ class Batcher:
         self.cache.fill(sequence.holding, sequence.remote // self._size)
         sequence.computed = min(sequence.remote, sequence.tokens - 1)
         sequence.remote = 0
-        self.waiting.put_back(sequence)
+        self.ready.append(sequence)
         return True
+
+    def _reserved(self) -> int:
+        """Blocks that prefills under way, loading ones included, still need."""
+        under_way = [*self._prefills, *self.loading.values(), *self.ready]
+        return sum(-(-s.tokens // self._size) - s.holding.blocks for s in under_way if s.holding)
 
     def release(self, request_id: int) -> bool:
         """Free the blocks that were kept for another replica. False if there are none."""
@@ -267,8 +291,9 @@ class Batcher:
         self.cache.release(holding)
         return True
 
-    def _admit_loaded(self, sequence: Sequence, batch: Batch, budget: int, threshold: int) -> bool:
-        """Start a sequence whose remote KV has come, if what it lacks fits."""
+    def _admit_ready(self, batch: Batch, budget: int, threshold: int) -> bool:
+        """Start the first sequence whose remote KV has come, if what it lacks fits."""
+        sequence = self.ready[0]
         holding = sequence.holding
         assert holding is not None
         new = sequence.tokens - sequence.computed
@@ -280,7 +305,7 @@ class Batcher:
         needed = sequence.tokens if self.params.reserve_full_input else sequence.computed + new
         if -(-needed // self._size) - holding.blocks > self.cache.free:
             return False
-        self.waiting.pop_first()
+        self.ready.popleft()
         self._start(sequence, sequence.computed)
         self._overlap.enter(sequence)
         self._extend(sequence, new)
@@ -383,6 +408,8 @@ class Batcher:
         """Take a sequence out, wherever it is: it is done or aborted."""
         if sequence.running:
             self._stop(sequence)
+        elif sequence in self.ready:
+            self.ready.remove(sequence)
         elif self.loading.pop(sequence.id, None) is None:
             self.waiting.remove(sequence)
         if sequence.holding is not None:

@@ -231,7 +231,7 @@ class Engine:
         start = self._at_reset
         return ReplicaSample(
             running=len(batcher.running),
-            waiting=len(batcher.waiting) + self._api.left_by(self._seen_ps),
+            waiting=batcher.queued + self._api.left_by(self._seen_ps),
             kv_usage=1.0 - cache.free / cache.total,
             prefix_queries=batcher.queried - start[0],
             prefix_hits=batcher.hit - start[1],
@@ -248,7 +248,7 @@ class Engine:
         passed = self._api.left_by(self._seen_ps)
         return EngineState(
             running=len(batcher.running),
-            waiting=len(batcher.waiting) + passed,
+            waiting=batcher.queued + passed,
             in_api_server=len(self._api) - passed,
             total_blocks=cache.total,
             held_blocks=cache.total - cache.free,
@@ -293,7 +293,7 @@ class Engine:
     def _next_start(self) -> int | None:
         """When the next step starts, between two steps."""
         leaving = self._api.next_leaving()
-        if not self._blocked and (self._batcher.running or self._batcher.waiting):
+        if not self._blocked and self._batcher.busy:
             return self._clock_ps
         return None if leaving is None else max(leaving, self._clock_ps)
 
@@ -313,7 +313,7 @@ class Engine:
             self._announce(batch, start)
         if not batch.chunks and not batch.decodes:
             if not batcher.loading and not batcher.kept:
-                raise stalled(len(batcher.waiting))
+                raise stalled(batcher.queued)
             self._blocked = True
             return
         self._batch = batch
