@@ -36,17 +36,13 @@ class LayerTable:
     mixed_attention: Array
     between: tuple[tuple[int, int, int, int, float], ...]
     """Measured (chunk, cached, decodes, context, time) off the grid, to check interpolation."""
-    ragged: dict[str, Points]
-    """By regime (`pure`, `mixed`), over decodes: the share by which attention grows for each 1 that
-    the longest context exceeds the mean by, in means."""
     moe_tokens: tuple[int, ...] = ()
     moe_experts: tuple[int, ...] = ()
     moe: Array | None = None
 
 
 def read_layer_table(stem: str, *, moe: bool, folder: Traversable | None = None) -> LayerTable:
-    """The table in `<stem>_attention.csv`, `_dense.csv`, `_per_sequence.csv`, `_ragged.csv` and
-    `_moe.csv`.
+    """The table in `<stem>_attention.csv`, `_dense.csv`, `_per_sequence.csv` and `_moe.csv`.
 
     Raises:
         PerformanceDataError: a hole, a duplicate, or a value that is no time; names file and line.
@@ -86,7 +82,6 @@ def read_layer_table(stem: str, *, moe: bool, folder: Traversable | None = None)
         between=tuple(
             (p[0], p[1], p[2], p[3], v[0]) for p, v in points.items() if p[0] not in (0, *doubled)
         ),
-        ragged=_ragged(folder / f"{stem}_ragged.csv"),
         moe_tokens=experts[0],
         moe_experts=experts[1],
         moe=experts[2],
@@ -135,21 +130,6 @@ def _same_axis(table: TableFile, axes: dict[str, tuple[int, ...]], over: str) ->
             table.fail(None, f"the table has a hole: `{layer}` has no row for {over} {missing[0]}")
     if not union:
         table.fail(None, "has no rows")
-
-
-def _ragged(path: Traversable) -> dict[str, Points]:
-    table = TableFile(path, ("regime", "n_decode", "slope"))
-    found: dict[str, dict[int, float]] = {"pure": {}, "mixed": {}}
-    for line, row in table.rows():
-        if row["regime"] not in found:
-            table.fail(line, f"`regime` is `{row['regime']}`, not pure or mixed")
-        # Noise can make a slope negative; raggedness never speeds attention up.
-        slope = max(0.0, table.number(row, "slope", line))
-        found[row["regime"]][table.count(row, "n_decode", line)] = slope
-    for regime, curve in found.items():
-        if not curve:
-            table.fail(None, f"has no rows for `{regime}`")
-    return {k: (tuple(sorted(v)), tuple(v[x] for x in sorted(v))) for k, v in found.items()}
 
 
 def _moe_points(path: Traversable) -> tuple[tuple[int, ...], tuple[int, ...], Array]:

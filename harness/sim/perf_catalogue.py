@@ -43,8 +43,6 @@ class Profile:
     host_prefill_us: float
     host_per_seq_us: float
     bandwidth_scale: float
-    context_spread: float
-    """Longest context of a batch over the mean."""
     origin: str
 
 
@@ -103,7 +101,6 @@ def _profiles() -> tuple[tuple[Profile, ...], ApiServerCosts]:
                 host_prefill_us=group.number("host_prefill_us", above=-1.0),
                 host_per_seq_us=group.number("host_per_seq_us", above=-1.0),
                 bandwidth_scale=group.number("bandwidth_scale"),
-                context_spread=group.number("context_spread", 1.0, above=0.999),
                 origin=group.text("origin"),
             )
         )
@@ -152,7 +149,7 @@ def find_table(model: str, gpu: str, tensor_parallel: int, backend: str) -> Tabl
 
 
 @cache
-def table_costs(entry: TableEntry, model: Model, gpu: GpuKind, context_spread: float) -> StepCosts:
+def table_costs(entry: TableEntry, model: Model, gpu: GpuKind) -> StepCosts:
     """The costs in a table, read once.
 
     Raises:
@@ -166,5 +163,4 @@ def table_costs(entry: TableEntry, model: Model, gpu: GpuKind, context_spread: f
         model,
         ranks=entry.tensor_parallel,
         link=Link(gpu.peer_gbs, gpu.link_latency_us, nvlink=gpu.nvlink_gbs > 0),
-        context_spread=context_spread,
     )

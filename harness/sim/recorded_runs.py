@@ -49,6 +49,8 @@ class RecordedRun:
     max_num_seqs: int
     requests: tuple[RecordedRequest, ...]
     """In order of arrival."""
+    kv_blocks: int | None
+    """As the engine reported them; None: it did not, capacity is computed."""
     published_error: dict[tuple[str, str], float]
     """Of another simulator on this run, percent, by (metric, statistic)."""
 
@@ -82,6 +84,7 @@ def shipped_runs() -> tuple[RecordedRun, ...]:
                 engine=group.text("engine"),
                 max_num_batched_tokens=group.whole("max_num_batched_tokens"),
                 max_num_seqs=group.whole("max_num_seqs"),
+                kv_blocks=group.whole("kv_blocks") if "kv_blocks" in group else None,
                 requests=_shipped_requests((folder / file).read_text("utf-8"), file),
                 published_error=published,
             )
@@ -148,6 +151,7 @@ def read_recording(folder: Path, *, gpu: str) -> RecordedRun:
         engine=f"vLLM {meta.get('vllm_version', 'of unknown version')}",
         max_num_batched_tokens=_flag(flags, "max_num_batched_tokens", folder),
         max_num_seqs=_flag(flags, "max_num_seqs", folder),
+        kv_blocks=_kv_blocks(meta),
         requests=_recorded_requests(folder / "requests.jsonl"),
         published_error={},
     )
@@ -163,6 +167,13 @@ def _flag(flags: dict[str, Any], name: str, folder: Path) -> int:
             field=f"engine_kwargs.{name}",
         )
     return value
+
+
+def _kv_blocks(meta: dict[str, Any]) -> int | None:
+    """From newer recordings, which state what the engine resolved."""
+    cache = meta.get("kv_cache")
+    blocks = cache.get("num_gpu_blocks") if isinstance(cache, dict) else None
+    return blocks if type(blocks) is int and blocks > 0 else None
 
 
 def _model_name(repository: str, folder: Path) -> str:

@@ -188,9 +188,6 @@ class LayerCosts:
     what they cost by themselves above the smallest chunk (one kernel call takes them all).
 
     Args:
-        context_spread: longest context of a large batch over the mean. Contexts of real batches
-            differ, the profiled ones do not; attention grows with it as the profile's own uneven
-            batches show.
         link: between the `ranks` GPUs of the replica, which sum activations twice a layer and once
             after the embedding, and gather the logits.
     """
@@ -202,7 +199,6 @@ class LayerCosts:
         *,
         ranks: int,
         link: Link,
-        context_spread: float = 1.0,
     ) -> None:
         self._layers, self._ranks = model.layers, ranks
         self._link = link
@@ -213,14 +209,11 @@ class LayerCosts:
         smooth = monotone(linear)
         heads = next(iter(table.per_sequence.values()))[0]
         head = np.sum([np.array(times) for _, times in table.per_sequence.values()], axis=0) / 1e3
-        uneven = _uneven(table, "pure", table.batches, context_spread)[:, None]
-        decode = monotone(table.decode_attention * uneven)
-        uneven_mixed = _uneven(table, "mixed", table.mixed_decodes, context_spread)[:, None]
-        mixed = monotone(table.mixed_attention * uneven_mixed)
+        decode, mixed = monotone(table.decode_attention), monotone(table.mixed_attention)
         self.largest_smoothing = max(
             largest_change(linear, smooth),
-            largest_change(table.decode_attention * uneven, decode),
-            largest_change(table.mixed_attention * uneven_mixed, mixed),
+            largest_change(table.decode_attention, decode),
+            largest_change(table.mixed_attention, mixed),
         )
         self._linear = Curve(tokens, smooth.tolist())
         self._head = Curve(heads, monotone(head).tolist())
@@ -311,18 +304,6 @@ class LayerCosts:
             or decodes > self._mixed_decodes[-1]
             or any(new > self._chunks[-1] or cached > self._cached[-1] for new, cached in chunks)
         )
-
-
-def _uneven(table: LayerTable, regime: str, decodes: Sequence[int], context_spread: float) -> Array:
-    """Factors on attention at each number of decodes.
-
-    A batch of n reaches (n - 1) / (n + 1) of the spread of a large one, as contexts spread evenly
-    do (our choice).
-    """
-    slope = Curve(*table.ragged[regime])
-    return np.array(
-        [1 + slope(n) * (context_spread - 1) * max(0, n - 1) / (n + 1) for n in decodes]
-    )
 
 
 _PER_LAYER = ("qkv_proj", "qk_norm", "rotary_emb", "o_proj", "gate_up_proj", "act_fn", "down_proj")

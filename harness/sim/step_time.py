@@ -212,7 +212,7 @@ def step_time_for(
         notes.insert(0, entry.caveat)
     text = f"table: {entry.source}, {what}"
     return TableStepTime(
-        table_costs(entry, model, replica.gpu, profile.context_spread),
+        table_costs(entry, model, replica.gpu),
         settings,
         description="; ".join([text, *notes]),
     )

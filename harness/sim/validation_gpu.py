@@ -187,7 +187,9 @@ def _row(
 
 def replay(run: RecordedRun, host_prefill_us: float, *, prefix_hits: bool = False) -> Replay:
     """Play the arrivals of a run through a simulated engine with the run's flags."""
-    cluster = resolve_cluster(run.model, run.topology)
+    # Where the engine reported its blocks, the estimate of the overhead does not matter.
+    overhead = None if run.kv_blocks is None else 0.0
+    cluster = resolve_cluster(run.model, run.topology, overhead_gib=overhead)
     steps = run_step_time(run, cluster, host_prefill_us)
     params = EngineParams(
         max_num_batched_tokens=run.max_num_batched_tokens,
@@ -195,7 +197,7 @@ def replay(run: RecordedRun, host_prefill_us: float, *, prefix_hits: bool = Fals
         prefix_caching=prefix_hits,
     )
     contents = ContentIndex(params.block_size)
-    engine = Engine(params, steps, cluster.replicas[0].kv_blocks, contents)
+    engine = Engine(params, steps, run.kv_blocks or cluster.replicas[0].kv_blocks, contents)
     seen = _Seen(len(run.requests))
     lines = _lines_of(run, contents)
     for i, request in enumerate(run.requests):

@@ -145,7 +145,6 @@ class LayerOracle:
 
     Args:
         all_reduce, all_gather: milliseconds for a number of bytes.
-        spread: longest over mean context of a large batch.
     """
 
     def __init__(
@@ -155,20 +154,11 @@ class LayerOracle:
         layers: int,
         hidden: int,
         vocabulary: int,
-        spread: float,
         all_reduce: Callable[[int], float],
         all_gather: Callable[[int], float],
     ) -> None:
         self.layers, self.hidden, self.vocabulary = layers, hidden, vocabulary
         self.all_reduce, self.all_gather = all_reduce, all_gather
-        slopes = {"pure": Values(), "mixed": Values()}
-        for row in rows(f"{stem}_ragged"):
-            slopes[row["regime"]][float(row["n_decode"]),] = max(0.0, float(row["slope"]))
-
-        def uneven(regime: str, n: float) -> float:
-            raw = slopes[regime]
-            return 1 + _plain(raw, n) * (spread - 1) * max(0.0, n - 1) / (n + 1)
-
         self.decode = Values()
         self.mixed = Values()
         for row in rows(f"{stem}_attention"):
@@ -176,12 +166,12 @@ class LayerOracle:
             if any(not _doubling(x) for x in (chunk, cached, context)):
                 continue
             if chunk == 0:
-                self.decode[n, context] = time * uneven("pure", n)
+                self.decode[n, context] = time
             elif n == 0:
                 for power in range(4, 15):
                     self.mixed[chunk, cached, 0, 2.0**power] = time
             else:
-                self.mixed[chunk, cached, n, context] = time * uneven("mixed", n)
+                self.mixed[chunk, cached, n, context] = time
         linear: dict[float, float] = {}
         for row in rows(f"{stem}_dense"):
             many = {"layernorm": 2 * layers, "embedding": 1, "final_layernorm": 1}
@@ -232,16 +222,6 @@ class LayerOracle:
     @cached_property
     def _smallest(self) -> Values:
         return Values({p[2:]: smoothed(self.mixed, p) for p in self.mixed if p[:2] == (16, 0)})
-
-
-def _plain(values: Values, x: float) -> float:
-    """Linear between points, flat before the first, straight on after the last."""
-    xs = sorted(p[0] for p in values)
-    if x <= xs[0]:
-        return values[xs[0],]
-    high = next((i for i in range(1, len(xs)) if xs[i] > x), len(xs) - 1)
-    a, b = xs[high - 1], xs[high]
-    return values[a,] + (values[b,] - values[a,]) * (x - a) / (b - a)
 
 
 def _doubling(value: float) -> bool:
