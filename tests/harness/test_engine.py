@@ -162,6 +162,19 @@ def test_whole_input_must_fit_before_it_starts() -> None:
         assert rig.engine.state().preemptions == (0 if reserve else 1)
 
 
+def test_a_blocked_request_starts_as_soon_as_another_has_written_what_it_needs() -> None:
+    rig = Rig(blocks=3)
+    rig.submit(0, 5, 4, text="t")
+    rig.submit(1, 9, 1, text="t")
+    # Request 1 holds 2 blocks, of which the second is not full: request 2 finds 1 block of its 3
+    # and 1 is free. Steps end at 20,000, 31,600 and 43,300 ps; the next feeds token 8, which
+    # fills the second block: now 2 are found. 10,000 + 1,000 + 800 + 2,000 for one new token.
+    first, *others = rig.run()
+    assert (first.time, first.id) == (20, 1)
+    assert times(others) == [(58, "finished", 1), (58, "first_token", 2), (58, "finished", 2)]
+    assert others[1].cached_tokens == 8
+
+
 def test_priority_policy_runs_the_urgent_first() -> None:
     rig = Rig(policy="priority", max_num_seqs=1)
     rig.submit(0, 4, 2, priority=5)
