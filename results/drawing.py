@@ -122,11 +122,12 @@ def to_svg(figure: Figure, *, inline: str | None = None) -> str:
     out = io.StringIO()
     colours: dict[str, Any] = {"transparent": True} if inline else {"facecolor": "white"}
     with style():
-        figure.savefig(out, format="svg", metadata={"Date": None}, **colours)
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, **colours)
     text = out.getvalue()
     if inline is None:
         return text.replace(INK, "#000000")
     text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{inline}-", text)
     return re.sub(
         r'(<svg [^>]*?)width="[^"]*" height="[^"]*"|height="[^"]*" width="[^"]*"',

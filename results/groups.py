@@ -98,10 +98,8 @@ class Group:
     @cached_property
     def seeds(self) -> Mapping[str, int]:
         """Finished seeds of each scheduler."""
-        return {
-            str(name): int(n)
-            for name, n in self.cells.groupby("scheduler")["seed"].nunique().items()
-        }
+        counts = self.cells["scheduler"].value_counts()
+        return {name: int(counts[name]) for name in self.schedulers}
 
     @cached_property
     def claims(self) -> Sequence[published.Claim]:

@@ -136,7 +136,7 @@ def _block(table: MetricTable, columns: range, names: int, column: int) -> Rende
         )
     forms = {i: _form([row.entries[i] for row in table.rows], column) for i in picked}
     for row in table.rows:
-        entries = [_entry_text(row.entries[i], forms[i], row.label) for i in picked]
+        entries = [_entry_text(row.entries[i], forms[i], column, row.label) for i in picked]
         grid.add_row(_name_text(row, names), *entries)
     return grid
 
@@ -168,6 +168,7 @@ def _form(entries: Sequence[Entry], width: int) -> _Form:
         _Form(values > width, False, False),
         _Form(values > width, False, True),
         _Form(values > width, True, False),
+        _Form(values > width, True, True),
     ):
         if all(len(line) <= width for entry in entries for line in _change_lines(entry, form)):
             return form
@@ -181,11 +182,11 @@ def _starred(entry: Entry) -> str:
 
 def _change_lines(entry: Entry, form: _Form) -> list[str]:
     spread = entry.tight if form.tight else entry.range
-    lines = [entry.change, spread] if form.range_apart else [f"{entry.change} {spread}".strip()]
-    return [line for line in lines if line]
+    parts = [part for part in (entry.change, spread) if part]
+    return parts if form.range_apart or not parts else [" ".join(parts)]
 
 
-def _entry_text(entry: Entry, form: _Form, label: str) -> Text:
+def _entry_text(entry: Entry, form: _Form, width: int, label: str) -> Text:
     from rich.text import Text
 
     text = Text(style="italic" if label == "published" else "")
@@ -194,7 +195,10 @@ def _entry_text(entry: Entry, form: _Form, label: str) -> Text:
         value = value.replace(" ±", "\n±")
     if value:
         text.append(value, style="bold green" if entry.best else "")
-    change = "\n".join(_change_lines(entry, form))
+    change = "\n".join(
+        line if len(line) <= width else line.replace(",", ",\n")
+        for line in _change_lines(entry, form)
+    )
     if change:
         text.append(f"\n{change}" if value else change, style="dim" if value else "")
     return text

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from results.formatting import interval, level, percent, signed, tight_interval
 from results.groups import Figure, Group, groups_of, metric_named
-from results.metrics import MAIN, Metric
+from results.metrics import BY_TAG, MAIN, Metric
 from results.published import Claim
 from results.records import Label
 from results.run import Run
@@ -174,10 +176,12 @@ def _sample(group: Group) -> str:
         n = f"n = {least} seed{'s' if least > 1 else ''}"
     else:
         n = "n = " + ", ".join(f"{name} {count}" for name, count in group.seeds.items()) + " seeds"
-    if least < FEWEST_SEEDS:
+    if not _has_intervals(group):
         return f"{n}: no interval (at least {FEWEST_SEEDS} seeds are needed; use --seeds)."
     text = f"{n}; ± half the width of the 95 % bootstrap interval over seeds."
-    if least < ADVISED_SEEDS:
+    if least < FEWEST_SEEDS:
+        text += " A single seed gives no interval."
+    elif least < ADVISED_SEEDS:
         text += f" Fewer than {ADVISED_SEEDS} seeds: intervals are too narrow."
     return text
 
@@ -208,23 +212,29 @@ def _warnings(group: Group, metrics: Sequence[Metric]) -> list[str]:
 
 
 def _unserved(group: Group) -> str:
-    """Sessions that did not finish and turns that failed, by scheduler, over all seeds."""
-    parts = []
+    """Sessions that did not finish and turns that failed, over all seeds; equal ones together."""
+    by_text: dict[str, list[str]] = {}
     for name in group.schedulers:
-        cells = group.cells[group.cells["scheduler"] == name]
-        counts = []
-        for noun, fine in (("sessions", "finished"), ("turns", "ok")):
-            columns = [
-                c
-                for c in map(str, cells.columns)
-                if c.startswith(f"{noun}_") and c != f"{noun}_{fine}"
-            ]
-            total = sum(cells[f"{noun}_{fine}"]) + sum(cells[c].sum() for c in columns)
-            for column in columns:
-                number = int(cells[column].sum())
-                if number:
-                    reason = column.removeprefix(f"{noun}_").replace("_", " ")
-                    counts.append(f"{number:,} of {int(total):,} {noun} {reason}")
+        counts = _unserved_counts(group.cells[group.cells["scheduler"] == name])
         if counts:
-            parts.append(f"{name}: {', '.join(counts)}")
-    return "; ".join(parts)
+            by_text.setdefault(", ".join(counts), []).append(name)
+    return "; ".join(
+        f"{'each scheduler' if len(names) == len(group.schedulers) > 1 else ', '.join(names)}: "
+        f"{text}"
+        for text, names in by_text.items()
+    )
+
+
+def _unserved_counts(cells: pd.DataFrame) -> list[str]:
+    """`15 of 384 sessions context exceeded`, ...; turns only where no session ended by them."""
+    counts = []
+    seen: dict[str, int] = {}
+    for noun, fine in (("sessions", "finished"), ("turns", "ok")):
+        columns = [tag for tag in BY_TAG if tag.startswith(f"{noun}_")]
+        total = int(cells[columns].sum().sum())
+        for column in columns:
+            status, number = column.removeprefix(f"{noun}_"), int(cells[column].sum())
+            if number and status != fine and seen.get(status) != number:
+                counts.append(f"{number:,} of {total:,} {noun} {status.replace('_', ' ')}")
+            seen[status] = number
+    return counts

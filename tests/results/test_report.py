@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from agentsched import RunDirectoryError, SimulationError, UsageError
+from results.cells import CellId
+from results.report import FORMATS, write_report
+from results.sections import sections
+from results.store import RunStore, load_run
+from results.timelines import PER_CELL, timelines
+from tests.results.synthetic import turn, write_cell, write_run
+
+EVIL = "<script>alert('gotcha')</script>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which scheduler, workload and tasks are called like an attack; a failed cell too."""
+    path = tmp_path_factory.mktemp("report") / "run"
+    names = ["smetric", EVIL, "tao"]
+    cells = [CellId(EVIL, name, w, seed) for w in (2, 4) for name in names for seed in (0, 1)]
+    manifest = {"label": "simulated", "spec": {"a": EVIL}, "cells": [c.as_dict() for c in cells]}
+    with RunStore.open(path, EVIL, manifest) as store:
+        for cell in cells[:-2]:
+            write_cell(store, cell, name=EVIL, turns=4)
+        with store.start(cells[-2]) as writer:
+            writer.turn(turn())
+        store.start(cells[-1]).fail(SimulationError(EVIL, "report it"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out")
+    paths = write_report(load_run(folder), out, FORMATS)
+    assert paths[0] == out / "report.html"
+    assert sorted(paths) == sorted(path for path in out.rglob("*") if path.is_file())
+    return out
+
+
+def test_the_page_is_self_contained_and_escapes_everything(out: Path) -> None:
+    page = (out / "report.html").read_text("utf-8")
+    assert EVIL not in page
+    assert html.escape(EVIL, quote=False).replace("'", "&#39;") in page
+    # Nothing is loaded from anywhere: every reference is to a place in the page.
+    references = re.findall(r"""(?:src|href|url|@import)\s*[=(]\s*["']?([^"')\s>]+)""", page)
+    assert references
+    assert all(target.startswith("#") for target in references)
+    addresses = set(re.findall(r"https?://[^\s\"'<)]+", page))
+    assert addresses == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+
+
+def test_the_page_says_what_is_missing(out: Path) -> None:
+    page = html.unescape((out / "report.html").read_text("utf-8"))
+    assert "10 of 12 cells done" in page
+    assert "tao+4w+s0: partial" in page
+    assert f"tao+4w+s1: failed (SimulationError: {EVIL})" in page
+    markdown = (out / "report.md").read_text("utf-8")
+    assert "## Missing" in markdown
+
+
+def test_ids_are_unique_and_references_resolve(out: Path) -> None:
+    page = (out / "report.html").read_text("utf-8")
+    ids = re.findall(r'\sid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
+
+
+def test_figures_are_valid_svg_and_png(out: Path) -> None:
+    stems = {path.stem for path in (out / "figures").iterdir()}
+    kinds = {stem.split("-", 1)[1] for stem in stems}
+    assert kinds == {
+        *("metrics", "distributions", "pareto", "prompt-size", "pauses", "replicas", "workers")
+    }
+    for stem in stems:
+        root = ElementTree.parse(out / "figures" / f"{stem}.svg").getroot()
+        assert root.tag.endswith("svg")
+        assert (out / "figures" / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_run_gives_the_same_report(folder: Path, out: Path, tmp_path: Path) -> None:
+    write_report(load_run(folder), tmp_path, ["html", "md", "csv", "svg"])
+    for name in ("report.html", "metrics.csv", "figures/t1-metrics.svg"):
+        assert (tmp_path / name).read_bytes() == (out / name).read_bytes(), name
+
+
+def test_several_runs_in_one_report(folder: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", schedulers=["tao"], seeds=1, label="measured")
+    runs = [load_run(folder), load_run(other)]
+    assert [s.group.label for s in sections(runs)] == ["simulated", "simulated", "measured"]
+    (page, *_) = write_report(runs, tmp_path / "out", ["html"])
+    text = page.read_text("utf-8")
+    assert "agentsched: run, other" in text
+    assert '<span class="label">measured</span>' in text
+
+
+def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", schedulers=["tao"], seeds=0, planned_seeds=2)
+    with pytest.raises(RunDirectoryError, match="no finished cell"):
+        write_report(load_run(path), tmp_path / "out")
+    with pytest.raises(UsageError, match="no report format `pdf`"):
+        write_report(load_run(path), tmp_path / "out", ["pdf"])
+    (tmp_path / "file").write_text("")
+    done = load_run(write_run(tmp_path / "done", schedulers=["tao"], seeds=1))
+    with pytest.raises(RunDirectoryError, match="cannot write the report"):
+        write_report(done, tmp_path / "file", ["csv"])
+
+
+def test_timelines_are_a_sample_with_times_from_the_start_of_the_session(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", schedulers=["tao"], seeds=1, sessions=80)
+    run = load_run(path)
+    (section,) = sections([run])
+    (cell,) = timelines(section.group, run.turns, run.sessions)
+    assert (cell["scheduler"], cell["seed"], cell["total"]) == ("tao", 0, 80)
+    assert len(cell["sessions"]) == PER_CELL
+    latencies = [session["latency"] for session in cell["sessions"]]
+    durations = (run.sessions["finished"] - run.sessions["started"]) / 1e9
+    assert latencies == sorted(latencies)
+    assert latencies[0] == pytest.approx(durations.min(), abs=1e-3)
+    assert latencies[-1] == pytest.approx(durations.max(), abs=1e-3)
+    for session in cell["sessions"]:
+        assert session["turns"][0][0] == 0
+        assert len(session["turns"]) == 6
+        assert session["turns"][-1][3] == pytest.approx(session["latency"], abs=1e-3)
+
+
+PROBE = """
+<script>
+window.addEventListener("load", () => {
+  const table = document.querySelector("table.sortable");
+  const names = () => [...table.tBodies[0].rows].map((row) => row.cells[0].dataset.value);
+  const seen = { before: names() };
+  table.tHead.rows[0].cells[1].click();
+  seen.up = names();
+  table.tHead.rows[0].cells[1].click();
+  seen.down = names();
+  const drill = document.querySelector("details.drill");
+  drill.addEventListener("toggle", () => setTimeout(() => {
+    const [cell, session] = drill.querySelectorAll("select");
+    seen.cells = cell.options.length;
+    cell.value = 1;
+    cell.dispatchEvent(new Event("change"));
+    session.value = 2;
+    session.dispatchEvent(new Event("change"));
+    seen.session = session.options[2].textContent;
+    seen.bars = drill.querySelectorAll(".timeline rect").length;
+    seen.turns = drill.querySelectorAll(".turns tbody tr").length;
+    const result = document.createElement("pre");
+    result.id = "seen";
+    result.textContent = JSON.stringify(seen);
+    document.body.append(result);
+  }, 50));
+  drill.open = true;
+});
+</script></body>"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the path")
+def test_in_a_browser_tables_sort_and_sessions_open(out: Path, tmp_path: Path) -> None:
+    page = (out / "report.html").read_text("utf-8").replace("</body>", PROBE)
+    (tmp_path / "probe.html").write_text(page, "utf-8")
+    done = subprocess.run(
+        [
+            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"),
+            f"file://{tmp_path / 'probe.html'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, "a script of the page failed"
+    seen = json.loads(html.unescape(found[1]))
+    assert sorted(seen["up"]) == sorted(seen["before"])
+    # smetric is made slower than tao, the other as fast as it is written: see synthetic.SPEED.
+    assert seen["up"].index("tao") < seen["up"].index("smetric")
+    assert seen["down"] == seen["up"][::-1]
+    assert seen["cells"] == 3
+    assert seen["turns"] == 4
+    assert seen["bars"] >= 4 * 2 + 3 + 4, "prefill and decode of 4 turns, 3 tools, 4 replica bars"
+    assert EVIL in seen["session"], "shown as text"
