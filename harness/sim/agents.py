@@ -48,6 +48,11 @@ class Agent:
         self.prompts = PromptBuilder(self.session, self.bytes_per_token).prompts()
 
     @property
+    def turn_id(self) -> str:
+        assert self.open is not None
+        return self.open.turn.id
+
+    @property
     def finished(self) -> bool:
         return self.index >= len(self.session.turns)
 

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
-from agentsched import SchedulerError, SimulationError
+from agentsched import SchedulerError
 from harness.control.operations import Cancel, Dispatch, Operation, Refuse
 from harness.control.plane import ControlPlane
 from harness.sim.agents import Agent, nanoseconds
 from harness.sim.clock import Clock, Priority
-from harness.sim.content import ContentIndex
-from harness.sim.engine import Engine
-from harness.sim.engine_types import EngineEvent, EngineRequest
-from harness.sim.fleet import Fleet
+from harness.sim.service import Listener, Request, Served, Service
 from harness.sim.settings import Fault, SimSettings
 from harness.sim.tools import ToolPool, parallel_groups
 from results.records import (
@@ -48,7 +45,7 @@ class SimDriver:
     Args:
         sessions: those without a parent are taken up in this order.
         workers: sessions active at once (closed loop); None starts each at its `arrival_s`.
-        engines: one per replica of the plane, by replica id.
+        serve: makes the serving side, given the clock and who listens to it.
         progress: called after each ended session with (sessions ended, turns ended).
     """
 
@@ -58,8 +55,7 @@ class SimDriver:
         *,
         workers: int | None,
         plane: ControlPlane,
-        engines: dict[str, Engine],
-        contents: ContentIndex,
+        serve: Callable[[Clock, Listener], Service],
         context_limit: int,
         settings: SimSettings,
         recorder: Recorder,
@@ -69,8 +65,7 @@ class SimDriver:
         self.settings = settings
         self.planner_wall_s: list[float] = []
         self._plane = plane
-        self._fleet = Fleet(self.clock, engines, self._deliver)
-        self._contents = contents
+        self._service = serve(self.clock, self)
         self._context_limit = context_limit
         self._recorder = recorder
         self._progress = progress
@@ -83,7 +78,7 @@ class SimDriver:
         self._total = len(sessions)
         self._ended = self._turns = 0
         self._agents: dict[str, Agent] = {}
-        self._flights: dict[int, tuple[Agent, str]] = {}
+        self._flights: dict[int, Agent] = {}
         self._unsampled: set[str] = set()
         self._tools = ToolPool(settings.tool_slots)
         self._plans = 0
@@ -105,11 +100,14 @@ class SimDriver:
             self._check_progress()
         return self.clock.now
 
+    def service_counters(self) -> dict[str, float]:
+        """Totals of KV transfers and the shared store."""
+        return self._service.counters()
+
     def streamed(self, attempt: int, now: int) -> int:
         """Output tokens of a dispatch that its client has received by `now`."""
-        flight = self._flights.get(attempt)
         # A policy may ask between its Resume and the dispatch that follows from it.
-        return 0 if flight is None else self._fleet.streamed(flight[1], attempt)
+        return self._service.streamed(attempt)
 
     # Agents.
 
@@ -149,9 +147,9 @@ class SimDriver:
             streamed = 0
             replica = None
             if attempt is not None:
-                _, replica = self._flights.pop(attempt)
-                streamed = self._fleet.streamed(replica, attempt)
-                self._fleet.abort(replica, attempt)
+                self._end_flight(attempt)
+                streamed = self._service.streamed(attempt)
+                replica = self._service.cancel(attempt)
             turn_id = opened.turn.id
             self._record_turn(agent.close_turn(now, "client_gone", output=streamed, error=error))
             self._feed(ev.ClientGone(now, agent.session.id, turn_id, attempt, replica))
@@ -225,11 +223,6 @@ class SimDriver:
                     self._cancel(operation)
 
     def _dispatch(self, operation: Dispatch) -> None:
-        if operation.prefill is not None:
-            raise SimulationError(
-                "a route with a separate prefill replica was asked for",
-                "use a scheduler without prefill/decode disaggregation",
-            )
         agent = self._agents[operation.turn.session]
         opened = agent.open
         assert opened is not None
@@ -237,24 +230,25 @@ class SimDriver:
         opened.attempts += 1
         opened.dispatched = now
         opened.held = opened.held or now > opened.arrived
-        opened.replica = operation.decode
+        opened.replica, opened.prefill_replica = operation.decode, operation.prefill
         segments = [(s.id, s.tokens) for s in opened.prompt.segments]
         name, output = opened.prompt.output_segment, opened.spec.output_tokens
         if segments and segments[-1][0] == name:
             segments[-1] = (name, segments[-1][1] + output)
         else:
             segments.append((name, output))
-        priority = operation.annotations.get("priority", 0)
-        request = EngineRequest(
-            id=operation.attempt,
-            line=self._contents.intern(segments),
+        request = Request(
+            attempt=operation.attempt,
+            segments=segments,
             prompt_tokens=opened.spec.prompt_tokens,
             output_tokens=output,
-            priority=int(priority),
+            decode=operation.decode,
+            prefill=operation.prefill,
+            priority=int(operation.annotations.get("priority", 0)),
         )
         agent.attempt = operation.attempt
-        self._flights[operation.attempt] = (agent, operation.decode)
-        self._fleet.submit(operation.decode, request)
+        self._flights[operation.attempt] = agent
+        self._service.submit(request)
 
     def _timer(self) -> None:
         self._feed(ev.Timer(self.clock.now))
@@ -280,9 +274,8 @@ class SimDriver:
         self._fail_turn(agent, "rejected", operation.reason)
 
     def _cancel(self, operation: Cancel) -> None:
-        agent, replica = self._flights.pop(operation.attempt)
-        agent.attempt = None
-        self._fleet.abort(replica, operation.attempt)
+        agent = self._end_flight(operation.attempt)
+        replica = self._service.cancel(operation.attempt)
         self._dispatch_failed(agent, operation.attempt, replica, operation.reason)
 
     def _dispatch_failed(self, agent: Agent, attempt: int, replica: str, reason: str) -> None:
@@ -295,41 +288,42 @@ class SimDriver:
         ending: SessionStatus = "too_long" if status == "too_long" else "failed"
         self._end_session(agent, "rejected" if status == "rejected" else ending, error)
 
-    # Engines.
+    # What the service tells (harness.sim.service.Listener).
 
-    def _deliver(self, replica: str, event: EngineEvent) -> None:
-        agent, _ = self._flights[event.id]
-        now, opened, session = self.clock.now, agent.open, agent.session.id
-        assert opened is not None
-        turn_id = opened.turn.id
-        if event.kind == "first_token":
-            opened.first_token = event.time
-            self._feed(ev.FirstToken(now, session, turn_id, event.id, replica))
-        elif event.kind == "finished":
-            self._finish_turn(agent, event, replica)
-        else:
-            del self._flights[event.id]
-            agent.attempt = None
-            reason = event.reason or "refused by the engine"
-            self._feed(ev.TurnFailed(now, session, turn_id, event.id, replica, reason))
-            self._fail_turn(agent, "too_long", reason)
+    def leg_finished(self, attempt: int, replica: str) -> None:
+        agent = self._flights[attempt]
+        session = agent.session.id
+        self._feed(ev.LegFinished(self.clock.now, session, agent.turn_id, attempt, replica))
 
-    def _finish_turn(self, agent: Agent, event: EngineEvent, replica: str) -> None:
+    def first_token(self, attempt: int, replica: str) -> None:
+        agent = self._flights[attempt]
+        assert agent.open is not None
+        agent.open.first_token = self.clock.now
+        session = agent.session.id
+        self._feed(ev.FirstToken(self.clock.now, session, agent.turn_id, attempt, replica))
+
+    def refused(self, attempt: int, replica: str, reason: str) -> None:
+        agent = self._end_flight(attempt)
+        session, turn_id = agent.session.id, agent.turn_id
+        self._feed(ev.TurnFailed(self.clock.now, session, turn_id, attempt, replica, reason))
+        self._fail_turn(agent, "too_long", reason)
+
+    def finished(self, served: Served) -> None:
+        agent = self._end_flight(served.attempt)
         now, opened, session = self.clock.now, agent.open, agent.session
         assert opened is not None
-        del self._flights[event.id]
-        agent.attempt = None
         spec, turn_index = opened.spec, agent.index
-        usage = Usage(spec.prompt_tokens, event.cached_tokens, spec.output_tokens)
+        usage = Usage(spec.prompt_tokens, served.cached_tokens, spec.output_tokens)
         record = agent.close_turn(
             now,
             "ok",
-            cached=event.cached_tokens,
+            cached=served.cached_tokens,
             output=spec.output_tokens,
-            longest_gap=event.longest_gap,
+            longest_gap=served.longest_gap,
         )
         self._record_turn(record)
-        self._feed(ev.TurnFinished(now, session.id, opened.turn.id, event.id, replica, usage))
+        turn_id, replica = opened.turn.id, served.replica
+        self._feed(ev.TurnFinished(now, session.id, turn_id, served.attempt, replica, usage))
         self._spawn_children(session, turn_index)
         if agent.finished:
             self._end_session(agent, "finished")
@@ -339,6 +333,11 @@ class SimDriver:
             if self.settings.true_tool_hints:
                 self._feed(ev.ToolHint(now, session.id, spec.tool_seconds))
         self._run_tools(agent, spec, 0)
+
+    def _end_flight(self, attempt: int) -> Agent:
+        agent = self._flights.pop(attempt)
+        agent.attempt = None
+        return agent
 
     def _run_tools(self, agent: Agent, spec: TurnSpec, position: int) -> None:
         """Run the turn's tool calls group by group, then the agent's other waiting."""
@@ -359,7 +358,7 @@ class SimDriver:
 
     def _sample(self) -> None:
         now = self.clock.now
-        for replica, engine in self._fleet:
+        for replica, engine in self._service.fleet:
             state = engine.state()
             self._recorder.replica(
                 ReplicaRecord(
@@ -389,15 +388,14 @@ class SimDriver:
         elif fault.kind == "metrics-resume":
             self._unsampled.discard(fault.replica)
         else:
-            lost = self._fleet.reset(fault.replica)
+            lost = self._service.lose(fault.replica)
             self._unsampled.add(fault.replica)
             self._feed(ev.ReplicaLost(now, fault.replica, "fault"))
             for attempt in lost:
                 self._lose(attempt, fault.replica)
 
     def _lose(self, attempt: int, replica: str) -> None:
-        agent, _ = self._flights.pop(attempt)
-        agent.attempt = None
+        agent = self._end_flight(attempt)
         opened = agent.open
         assert opened is not None
         if opened.first_token is None:

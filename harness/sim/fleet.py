@@ -45,6 +45,18 @@ class Fleet:
         self._engines[replica].abort(request, self._clock.now)
         self._reschedule(replica)
 
+    def loaded(self, replica: str, request: int) -> None:
+        """KV from elsewhere has come."""
+        self._advance(replica)
+        self._engines[replica].loaded(request, self._clock.now)
+        self._reschedule(replica)
+
+    def release(self, replica: str, request: int) -> None:
+        """Kept blocks are not needed any more."""
+        self._advance(replica)
+        self._engines[replica].release(request, self._clock.now)
+        self._reschedule(replica)
+
     def reset(self, replica: str) -> list[int]:
         """The replica is lost; returns the requests that were in flight."""
         self._advance(replica)

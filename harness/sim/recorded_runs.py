@@ -51,6 +51,8 @@ class RecordedRun:
     """In order of arrival."""
     kv_blocks: int | None
     """As the engine reported them; None: it did not, capacity is computed."""
+    async_scheduling: bool
+    """Whether the engine composed each step while the one before it ran."""
     published_error: dict[tuple[str, str], float]
     """Of another simulator on this run, percent, by (metric, statistic)."""
 
@@ -85,6 +87,7 @@ def shipped_runs() -> tuple[RecordedRun, ...]:
                 max_num_batched_tokens=group.whole("max_num_batched_tokens"),
                 max_num_seqs=group.whole("max_num_seqs"),
                 kv_blocks=group.whole("kv_blocks") if "kv_blocks" in group else None,
+                async_scheduling=group.flag("async_scheduling", True),
                 requests=_shipped_requests((folder / file).read_text("utf-8"), file),
                 published_error=published,
             )
@@ -152,6 +155,7 @@ def read_recording(folder: Path, *, gpu: str) -> RecordedRun:
         max_num_batched_tokens=_flag(flags, "max_num_batched_tokens", folder),
         max_num_seqs=_flag(flags, "max_num_seqs", folder),
         kv_blocks=_kv_blocks(meta),
+        async_scheduling=_async_scheduling(meta),
         requests=_recorded_requests(folder / "requests.jsonl"),
         published_error={},
     )
@@ -174,6 +178,13 @@ def _kv_blocks(meta: dict[str, Any]) -> int | None:
     cache = meta.get("kv_cache")
     blocks = cache.get("num_gpu_blocks") if isinstance(cache, dict) else None
     return blocks if type(blocks) is int and blocks > 0 else None
+
+
+def _async_scheduling(meta: dict[str, Any]) -> bool:
+    """As the recording states, or vLLM's default since 0.14."""
+    config = meta.get("resolved_config")
+    scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
+    return not (isinstance(scheduler, dict) and scheduler.get("async_scheduling") is False)
 
 
 def _model_name(repository: str, folder: Path) -> str:

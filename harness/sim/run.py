@@ -10,10 +10,13 @@ from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
+from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
 from harness.sim.driver import Recorder, SimDriver
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineParams
+from harness.sim.links import LinkSpec
+from harness.sim.service import Listener, Service
 from harness.sim.settings import SimSettings
 from harness.sim.step_time import step_time_for
 from schedulers.base import Scheduler
@@ -62,6 +65,8 @@ def simulate(
     wall, cpu = time.perf_counter(), time.process_time()
     contents = ContentIndex(engine.block_size)
     steps = {r.id: step_time_for(cluster.model, r) for r in cluster.replicas}
+    first = cluster.replicas[0].gpu
+    link = settings.kv_link or LinkSpec(first.network_gbs, latency_us=first.link_latency_us)
     engines = {r.id: Engine(engine, steps[r.id], r.kv_blocks, contents) for r in cluster.replicas}
     plane = ControlPlane(
         scheduler,
@@ -73,12 +78,24 @@ def simulate(
         log=recorder.decision if settings.record_decisions else None,
     )
     limit = settings.context_limit or cluster.model.context_limit
+    sizes = {r.id: r.kv_bytes_per_token for r in cluster.replicas}
+
+    def serve(clock: Clock, listener: Listener) -> Service:
+        return Service(
+            clock,
+            engines,
+            contents,
+            listener,
+            bytes_per_token=sizes,
+            link=link,
+            store=settings.kv_store,
+        )
+
     driver = SimDriver(
         sessions,
         workers=workers,
         plane=plane,
-        engines=engines,
-        contents=contents,
+        serve=serve,
         context_limit=limit,
         settings=replace(settings, context_limit=limit),
         recorder=recorder,
@@ -87,7 +104,7 @@ def simulate(
     makespan = driver.run()
     return SimOutcome(
         makespan,
-        scheduler.counters() | _engine_counters(engines),
+        scheduler.counters() | _engine_counters(engines) | driver.service_counters(),
         {f"step_time.{name}": step.source for name, step in steps.items()},
         {
             "wall_s": time.perf_counter() - wall,

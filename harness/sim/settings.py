@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.sim.kv_store import StoreSpec
+from harness.sim.links import LinkSpec
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -43,6 +46,11 @@ class SimSettings:
     """Turns held this long while nothing runs at all fail the cell. Our choice."""
     context_limit: int | None = None
     """Tokens of prompt and output a turn may have; None: the model's."""
+    kv_link: LinkSpec | None = None
+    """Link of each GPU for KV between replicas; None: the GPU kind's network at the default
+    efficiency."""
+    kv_store: StoreSpec | None = None
+    """A KV store that all replicas share."""
     faults: tuple[Fault, ...] = ()
     record_decisions: bool = True
 

@@ -195,14 +195,21 @@ def replay(run: RecordedRun, host_prefill_us: float, *, prefix_hits: bool = Fals
         max_num_batched_tokens=run.max_num_batched_tokens,
         max_num_seqs=run.max_num_seqs,
         prefix_caching=prefix_hits,
+        fast_forward=not run.async_scheduling,
     )
     contents = ContentIndex(params.block_size)
     engine = Engine(params, steps, run.kv_blocks or cluster.replicas[0].kv_blocks, contents)
     seen = _Seen(len(run.requests))
     lines = _lines_of(run, contents)
+    joins = -1
     for i, request in enumerate(run.requests):
-        now = round(request.arrival_s * _NS)
+        now = max(joins, round(request.arrival_s * _NS))
         seen.take(engine.advance(now))
+        running = engine.next_event_time()
+        if run.async_scheduling and running is not None and now > joins:
+            # The step after the running one is already composed: join the one after that.
+            joins = now = running + 1
+            seen.take(engine.advance(now))
         engine.submit(EngineRequest(i, lines[i], request.prompt_tokens, request.output_tokens), now)
     while (wake := engine.next_event_time()) is not None:
         seen.take(engine.advance(wake))

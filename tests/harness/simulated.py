@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
+from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
 from harness.sim.driver import SimDriver
 from harness.sim.engine import Engine
 from harness.sim.engine_types import DecodePiece, EngineParams
+from harness.sim.links import LinkSpec
+from harness.sim.service import Listener, Service
 from harness.sim.settings import SimSettings
 from results.records import DecisionRecord, ReplicaRecord, SessionRecord, TurnRecord
 from schedulers.base import Scheduler
+from schedulers.views import Role
 from workloads.model import Session
 
 MS = 1_000_000
@@ -75,6 +79,7 @@ def play(
     settings: SimSettings | None = None,
     params: EngineParams | None = None,
     context_limit: int = 100_000,
+    roles: Sequence[Role] = (),
 ) -> Played:
     """Run sessions on replicas r0, r1, ... with flat step times."""
     params = params or EngineParams(null_blocks=0)
@@ -85,16 +90,30 @@ def play(
     records = Records()
     plane = ControlPlane(
         scheduler,
-        [ReplicaConfig(name, "mixed", capacity) for name in names],
+        [
+            ReplicaConfig(name, roles[i] if roles else "mixed", capacity)
+            for i, name in enumerate(names)
+        ],
         progress=lambda attempt, now: driver.streamed(attempt, now),
         log=records.decision,
     )
+
+    def serve(clock: Clock, listener: Listener) -> Service:
+        return Service(
+            clock,
+            engines,
+            contents,
+            listener,
+            bytes_per_token=dict.fromkeys(names, 1_000_000),
+            link=LinkSpec(10, efficiency=0.5, latency_us=1000),
+            store=settings.kv_store if settings else None,
+        )
+
     driver = SimDriver(
         sessions,
         workers=workers,
         plane=plane,
-        engines=engines,
-        contents=contents,
+        serve=serve,
         context_limit=context_limit,
         settings=settings or SimSettings(),
         recorder=records,

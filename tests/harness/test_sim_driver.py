@@ -16,7 +16,7 @@ from schedulers.commands import Command, Hold, Reject, Route, WakeAt
 from schedulers.events import Event, SessionClosed, ToolHint, ToolStarted, TurnArrived
 from schedulers.registry import create, names
 from schedulers.types import NS
-from schedulers.views import ClusterView
+from schedulers.views import ClusterView, Role
 from tests.harness.simulated import MS, play
 from workloads.model import Segment, Session, ToolCall, TurnSpec
 
@@ -290,10 +290,20 @@ def fault_plans(draw: st.DrawFn) -> tuple[Fault, ...]:
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from(names()), workloads(), fault_plans(), st.integers(1, 6))
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(names()),
+    workloads(),
+    fault_plans(),
+    st.integers(1, 6),
+    st.sampled_from([(), ("prefill", "decode")]),
+)
 def test_every_session_ends_and_every_block_comes_back(
-    name: str, sessions: list[Session], faults: tuple[Fault, ...], workers: int
+    name: str,
+    sessions: list[Session],
+    faults: tuple[Fault, ...],
+    workers: int,
+    roles: tuple[Role, ...],
 ) -> None:
     """Under every scheduler, with replicas dying: every session finishes or says why not, no
     turn is lost or served twice, the books are empty, and it all happens again the same way."""
@@ -306,6 +316,7 @@ def test_every_session_ends_and_every_block_comes_back(
             replicas=2,
             blocks=150,
             settings=SimSettings(faults=faults),
+            roles=roles,
         )
         ended = {s.session: s for s in played.records.sessions}
         assert len(ended) == len(played.records.sessions) == len(sessions)
