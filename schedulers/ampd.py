@@ -103,7 +103,7 @@ class Ampd(RoutingScheduler):
         decoder = self._bound(turn, cluster)
         pool = prefillers(cluster)
         local = self._local_s(turn, decoder, cluster)
-        if not pool or decoder.role == "prefill":
+        if not pool:
             return self._route(turn, decoder, None, self._prefill_s(turn, decoder, cluster), "")
         times = [self._remote_s(turn, p, decoder, cluster) for p in pool]
         remote = min(times)

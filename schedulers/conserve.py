@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 from random import Random
 
 from schedulers.base import AdmissionScheduler, SchedulerInfo
@@ -181,21 +181,20 @@ class ConServe(AdmissionScheduler):
         if pool and self.arrivals.at(now) >= sum(self.throughput(p.id) for p in pool):
             return None
         used = self.occupancy(cluster)
-        capacities = [r.capacity_tokens for r in decoders]
-        known = [c for c in capacities if c is not None]
         total = sum(used.get(r.id, 0) for r in decoders)
-        if len(known) == len(decoders) and total + tokens > sum(known):
+        if total and total + tokens > sum(_capacity(r) for r in decoders):
             return None
         needed = tokens + self.config.reserve_tokens
+        # What is larger than a whole decoder fits an empty one; the engine has the last word.
         fitting = [
             r
             for r in decoders
-            if r.capacity_tokens is None or used.get(r.id, 0) + needed <= r.capacity_tokens
+            if used.get(r.id, 0) + needed <= _capacity(r) or used.get(r.id, 0) == 0
         ]
         if not fitting:
             return None
         decoder = min(fitting, key=lambda r: used.get(r.id, 0) / (r.capacity_tokens or 1))
-        prefiller = self._prefiller(tokens, pool) if decoder.role != "prefill" else None
+        prefiller = self._prefiller(tokens, pool)
         why = f"first turn, decoder holds {used.get(decoder.id, 0)} tokens"
         return Route(turn.id, decoder.id, prefill=prefiller.id if prefiller else None, why=why)
 
@@ -236,3 +235,7 @@ class ConServe(AdmissionScheduler):
         if self.config.idle_ttl_s > 0:
             limit = now - round(self.config.idle_ttl_s * NS)
             self.pins = {s: pin for s, pin in self.pins.items() if pin.last_seen > limit}
+
+
+def _capacity(decoder: ReplicaView) -> float:
+    return inf if decoder.capacity_tokens is None else decoder.capacity_tokens

@@ -55,7 +55,7 @@ class Disaggregated(RoutingScheduler):
         if self.config.decode == "sticky":
             last = by_id(decoders, cluster.sessions[turn.session].last_replica)
             decode = last or decode
-        if not pool or decode.role == "prefill":
+        if not pool:
             return Route(turn.id, decode.id, why="one pool is left")
 
         def work(replica: ReplicaView) -> int:

@@ -19,8 +19,13 @@ def serving(cluster: ClusterView) -> list[ReplicaView]:
 
 
 def prefillers(cluster: ClusterView) -> list[ReplicaView]:
-    """Healthy replicas of role `prefill`, in configured order; empty in a colocated cluster."""
-    return [r for r in cluster.replicas if r.healthy and r.role == "prefill"]
+    """Healthy replicas of role `prefill`, in configured order.
+
+    Empty in a colocated cluster, and where nothing else is healthy: then they serve whole turns.
+    """
+    healthy = [replica for replica in cluster.replicas if replica.healthy]
+    pool = [replica for replica in healthy if replica.role == "prefill"]
+    return pool if len(pool) < len(healthy) else []
 
 
 def least_in_flight(replicas: Sequence[ReplicaView]) -> ReplicaView:

@@ -17,7 +17,7 @@ from harness.control.records import Capacity
 from results.records import DecisionRecord
 from schedulers import events as ev
 from schedulers.base import Scheduler
-from schedulers.commands import WakeAt
+from schedulers.commands import Solve, WakeAt
 from schedulers.types import NS, PromptRef, PromptRun, ReplicaSample, ToolSignal, Turn, Usage
 from schedulers.views import Role
 
@@ -52,6 +52,7 @@ class PlaneDriver:
         self.open: dict[int, Dispatch] = {}
         """Dispatches that have not ended, by attempt."""
         self.refused: list[Refuse] = []
+        self.solves: list[Solve] = []
         self.turns: dict[str, int] = {}
 
     @property
@@ -124,14 +125,19 @@ class PlaneDriver:
         return self.handle(ev.SessionClosed(self.now, session, "done"))
 
     def lose(self, name: str) -> list[Operation]:
-        """The replica goes; its dispatches fail one by one right after."""
+        """The replica goes; its turns fail one by one right after."""
         operations = self.handle(ev.ReplicaLost(self.now, name, "crashed"))
         attempts = self.plane.ledger.attempts
-        for number in [n for n, attempt in attempts.items() if attempt.serving == name]:
-            one = self.open.pop(number)
-            operations += self.handle(
-                ev.DispatchFailed(self.now, one.turn, number, name, "crashed")
-            )
+        hit = [n for n, attempt in attempts.items() if name in (attempt.serving, attempt.decode)]
+        for number in hit:
+            turn, started = self.open.pop(number).turn, attempts[number].first_token_seen
+            if started:
+                failed: ev.Event = ev.TurnFailed(
+                    self.now, turn.session, turn.id, number, name, "crashed"
+                )
+            else:
+                failed = ev.DispatchFailed(self.now, turn, number, name, "crashed")
+            operations += self.handle(failed)
         return operations
 
     def recover(self, name: str) -> list[Operation]:
@@ -141,14 +147,23 @@ class PlaneDriver:
         return self.handle(ev.ReplicaSampled(self.now, name, sample))
 
     def advance(self, seconds: float) -> list[Operation]:
-        """Let time pass, delivering due timers in order."""
+        """Let time pass: pending solves are answered at once, timers when due, in order."""
         end = self.now + round(seconds * NS)
-        operations: list[Operation] = []
+        operations = self._answer()
         while self.timers and min(self.timers) <= end:
             self.now = min(self.timers)
             self.timers.remove(self.now)
             operations += self.handle(ev.Timer(self.now))
+            operations += self._answer()
         self.now = end
+        return operations
+
+    def _answer(self) -> list[Operation]:
+        operations: list[Operation] = []
+        while self.solves:
+            solve = self.solves.pop(0)
+            plan = solve.solver(solve.snapshot)
+            operations += self.handle(ev.PlanReady(self.now, solve.solve_id, plan))
         return operations
 
     def handle(self, event: ev.Event) -> list[Operation]:
@@ -158,6 +173,8 @@ class PlaneDriver:
                 self.open[one.attempt] = one
             elif isinstance(one, Refuse):
                 self.refused.append(one)
+            elif isinstance(one, Solve):
+                self.solves.append(one)
             elif isinstance(one, WakeAt) and one.time not in self.timers:
                 self.timers.append(one.time)
         return operations
