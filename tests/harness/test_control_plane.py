@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsched import SchedulerError
+from harness.control.ledger import ReplicaConfig
 from harness.control.operations import Cancel, Dispatch, Operation, Refuse
-from harness.control.plane import ControlPlane, ReplicaConfig
+from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
 from results.records import DecisionRecord
 from schedulers import events as ev
