@@ -149,13 +149,17 @@ def find_table(model: str, gpu: str, tensor_parallel: int, backend: str) -> Tabl
 
 
 @cache
-def table_costs(entry: TableEntry, model: Model, gpu: GpuKind) -> StepCosts:
+def table_costs(entry: TableEntry, model: Model, gpu: GpuKind, expert_ranks: int = 1) -> StepCosts:
     """The costs in a table, read once.
 
     Raises:
         PerformanceDataError: a file is damaged; names file and line.
     """
     if entry.kind == "operator":
+        if expert_ranks > 1:
+            raise PerformanceDataError(
+                f"the table {entry.file} has no expert parallelism", "use a layer table"
+            )
         return OperatorCosts(read_operator_table(perf_folder() / f"{entry.file}.csv"))
     table = read_layer_table(entry.file, moe=model.experts is not None)
     return LayerCosts(
@@ -163,4 +167,5 @@ def table_costs(entry: TableEntry, model: Model, gpu: GpuKind) -> StepCosts:
         model,
         ranks=entry.tensor_parallel,
         link=Link(gpu.peer_gbs, gpu.link_latency_us, nvlink=gpu.nvlink_gbs > 0),
+        expert_ranks=expert_ranks,
     )

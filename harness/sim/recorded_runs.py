@@ -51,6 +51,8 @@ class RecordedRun:
     """In order of arrival."""
     kv_blocks: int | None
     """As the engine reported them; None: it did not, capacity is computed."""
+    data_parallel: int
+    """Engine ranks; above 1 they share the experts and step together."""
     async_scheduling: bool
     """Whether the engine composed each step while the one before it ran."""
     published_error: dict[tuple[str, str], float]
@@ -87,6 +89,7 @@ def shipped_runs() -> tuple[RecordedRun, ...]:
                 max_num_batched_tokens=group.whole("max_num_batched_tokens"),
                 max_num_seqs=group.whole("max_num_seqs"),
                 kv_blocks=group.whole("kv_blocks") if "kv_blocks" in group else None,
+                data_parallel=group.whole("data_parallel", 1),
                 async_scheduling=group.flag("async_scheduling", True),
                 requests=_shipped_requests((folder / file).read_text("utf-8"), file),
                 published_error=published,
@@ -137,10 +140,11 @@ def read_recording(folder: Path, *, gpu: str) -> RecordedRun:
             field="engine_kwargs",
         )
     ranks = _flag(flags, "tensor_parallel_size", folder)
-    if _flag(flags, "data_parallel_size", folder) != 1:
+    copies = _flag(flags, "data_parallel_size", folder)
+    if copies > 1 and flags.get("enable_expert_parallel") is not True:
         raise InputError(
-            f"is {flags['data_parallel_size']}; one recording is one engine here",
-            "record without data parallelism",
+            f"is {copies} without shared experts; such ranks are separate engines",
+            "record each engine by itself",
             file=folder / "meta.json",
             field="engine_kwargs.data_parallel_size",
         )
@@ -155,6 +159,7 @@ def read_recording(folder: Path, *, gpu: str) -> RecordedRun:
         max_num_batched_tokens=_flag(flags, "max_num_batched_tokens", folder),
         max_num_seqs=_flag(flags, "max_num_seqs", folder),
         kv_blocks=_kv_blocks(meta),
+        data_parallel=copies,
         async_scheduling=_async_scheduling(meta),
         requests=_recorded_requests(folder / "requests.jsonl"),
         published_error={},

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from harness.models import Model
+from harness.models import Experts, Model
 from harness.sim.curves import Array, Curve, bracket, largest_change, monotone
 from harness.sim.layer_tables import LayerTable
 from harness.sim.perf_tables import OperatorTable
@@ -188,6 +188,8 @@ class LayerCosts:
     what they cost by themselves above the smallest chunk (one kernel call takes them all).
 
     Args:
+        expert_ranks: data-parallel ranks that share the experts and step together. Each is taken to
+            run as many tokens as this one (vLLM pads them to the same).
         link: between the `ranks` GPUs of the replica, which sum activations twice a layer and once
             after the embedding, and gather the logits.
     """
@@ -199,12 +201,15 @@ class LayerCosts:
         *,
         ranks: int,
         link: Link,
+        expert_ranks: int = 1,
     ) -> None:
+        self._expert_ranks = expert_ranks if model.experts is not None else 1
+        self._exchanged = 2 * (model.hidden + (model.experts.count if model.experts else 0))
         self._layers, self._ranks = model.layers, ranks
         self._link = link
         self._hidden, self._vocabulary = model.hidden, model.vocabulary
         tokens = next(iter(table.layers.values()))[0]
-        once, layer = _linear_us(table, model)
+        once, layer = _linear_us(table, model, self._expert_ranks)
         linear = (once + model.layers * layer) / 1e3
         smooth = monotone(linear)
         heads = next(iter(table.per_sequence.values()))[0]
@@ -233,7 +238,11 @@ class LayerCosts:
 
     def tokens_ms(self, tokens: int, *, mixed: bool) -> float:
         reduce = all_reduce_ms(tokens * self._hidden * 2, self._ranks, self._link)
-        return self._linear(tokens) + (2 * self._layers + 1) * reduce
+        # Experts: all ranks' activations and router scores are gathered, and sums scattered back.
+        exchange = 2 * all_gather_ms(
+            tokens * self._expert_ranks * self._exchanged, self._expert_ranks, self._link
+        )
+        return self._linear(tokens) + (2 * self._layers + 1) * reduce + self._layers * exchange
 
     def sequences_ms(self, sequences: int) -> float:
         logits = sequences * self._vocabulary * 2
@@ -309,7 +318,7 @@ class LayerCosts:
 _PER_LAYER = ("qkv_proj", "qk_norm", "rotary_emb", "o_proj", "gate_up_proj", "act_fn", "down_proj")
 
 
-def _linear_us(table: LayerTable, model: Model) -> tuple[Array, Array]:
+def _linear_us(table: LayerTable, model: Model, expert_ranks: int) -> tuple[Array, Array]:
     """Over the tokens of a step: the work around the layers, and of one layer but attention."""
     tokens, _ = next(iter(table.layers.values()))
 
@@ -319,16 +328,17 @@ def _linear_us(table: LayerTable, model: Model) -> tuple[Array, Array]:
     once = times("embedding") + times("final_layernorm")
     layer = 2 * times("layernorm") + sum((times(name) for name in _PER_LAYER), np.zeros(1))
     if table.moe is not None and model.experts is not None:
-        layer = layer + [
-            _moe_us(table, model.experts.count, model.experts.active, n) for n in tokens
-        ]
+        layer = layer + [_moe_us(table, model.experts, expert_ranks, n) for n in tokens]
     return once, layer
 
 
-def _moe_us(table: LayerTable, experts: int, active: int, tokens: int) -> float:
-    """The expert block, if each token picks its experts evenly and independently (our choice)."""
+def _moe_us(table: LayerTable, experts: Experts, ranks: int, tokens: int) -> float:
+    """The experts of one rank, if each token picks its experts evenly and independently (our
+    choice). A rank sees the tokens of all ranks but has only its share of their experts: as many
+    (token, expert) pairs as its own tokens have in all."""
     assert table.moe is not None
-    reached = experts * (1 - (1 - active / experts) ** tokens)
+    share = (1 - experts.active / experts.count) ** (tokens * ranks)
+    reached = experts.count / ranks * (1 - share)
     i, u = bracket(table.moe_tokens, tokens)
     j, v = bracket(table.moe_experts, reached)
     low, high = table.moe[i], table.moe[i + 1]

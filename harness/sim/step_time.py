@@ -170,6 +170,7 @@ def step_time_for(
     bandwidth_scale: float | None = None,
     backend: str = "vllm",
     max_num_seqs: int = 1024,
+    expert_ranks: int = 1,
 ) -> TableStepTime:
     """Step times of `model` on a replica: from the table of the model on that GPU kind and split,
     or from a roofline where there is none.
@@ -179,6 +180,7 @@ def step_time_for(
             ships for the back end on the GPU kind.
         backend: `vllm` or `sglang`.
         max_num_seqs: decides which CUDA graphs the engine captures.
+        expert_ranks: data-parallel ranks, of which this replica is one, that share the experts.
 
     Raises:
         PerformanceDataError: no such back end, a setting out of range, or a damaged table.
@@ -199,6 +201,8 @@ def step_time_for(
     if compute > 1:
         notes.append(f"cap {replica.power_cap_w:g} W slows prefill {compute:.2f}x (assumed curve)")
     what = f"{model.name} on {replica.tensor_parallel}x{replica.gpu.name}"
+    if expert_ranks > 1:
+        notes.append(f"experts shared by {expert_ranks} ranks")
     entry = find_table(model.name, replica.gpu.name, replica.tensor_parallel, backend)
     if entry is None:
         costs: StepCosts = RooflineCosts(model, replica.gpu, replica.tensor_parallel)
@@ -212,7 +216,7 @@ def step_time_for(
         notes.insert(0, entry.caveat)
     text = f"table: {entry.source}, {what}"
     return TableStepTime(
-        table_costs(entry, model, replica.gpu),
+        table_costs(entry, model, replica.gpu, expert_ranks),
         settings,
         description="; ".join([text, *notes]),
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from agentsched import SimulationError
 from harness.capacity import Cluster, resolve_cluster
 from harness.sim.content import ContentIndex, Line
+from harness.sim.data_parallel import DataParallelStepTime
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest
 from harness.sim.recorded_runs import METRICS, STATISTICS, RecordedRun, shipped_runs
@@ -192,13 +193,16 @@ def replay(run: RecordedRun, host_prefill_us: float, *, prefix_hits: bool = Fals
     cluster = resolve_cluster(run.model, run.topology, overhead_gib=overhead)
     steps = run_step_time(run, cluster, host_prefill_us)
     params = EngineParams(
-        max_num_batched_tokens=run.max_num_batched_tokens,
-        max_num_seqs=run.max_num_seqs,
+        max_num_batched_tokens=run.max_num_batched_tokens * run.data_parallel,
+        max_num_seqs=run.max_num_seqs * run.data_parallel,
+        # One request's chunk runs on one rank, within its budget.
+        long_prefill_token_threshold=(run.max_num_batched_tokens if run.data_parallel > 1 else 0),
         prefix_caching=prefix_hits,
         fast_forward=not run.async_scheduling,
     )
     contents = ContentIndex(params.block_size)
-    engine = Engine(params, steps, run.kv_blocks or cluster.replicas[0].kv_blocks, contents)
+    blocks = run.kv_blocks or cluster.replicas[0].kv_blocks
+    engine = Engine(params, steps, blocks * run.data_parallel, contents)
     seen = _Seen(len(run.requests))
     lines = _lines_of(run, contents)
     joins = -1
@@ -223,14 +227,18 @@ def replay(run: RecordedRun, host_prefill_us: float, *, prefix_hits: bool = Fals
     )
 
 
-def run_step_time(run: RecordedRun, cluster: Cluster, host_prefill_us: float) -> TableStepTime:
+def run_step_time(
+    run: RecordedRun, cluster: Cluster, host_prefill_us: float
+) -> TableStepTime | DataParallelStepTime:
     """Step times for a run's engine, with the host term given."""
-    return step_time_for(
+    rank = step_time_for(
         cluster.model,
         cluster.replicas[0],
         host_prefill_us=host_prefill_us,
         max_num_seqs=run.max_num_seqs,
+        expert_ranks=run.data_parallel,
     )
+    return rank if run.data_parallel == 1 else DataParallelStepTime(rank, run.data_parallel)
 
 
 class _Seen:

@@ -165,7 +165,7 @@ def test_a_recording_is_read_and_simulated(tmp_path: Path) -> None:
         ({"last_token_ts": 1.0}, r"request 1 has its first token before its arrival"),
         ({"meta": {"model": "x/y"}}, r"meta.json, field `model`: is `x/y`, whose shape"),
         ({"meta": {"engine_kwargs": 3}}, r"meta.json, field `engine_kwargs`: lacks"),
-        ({"flags": {"data_parallel_size": 2}}, r"field `engine_kwargs.data_parallel_size`: is 2"),
+        ({"flags": {"data_parallel_size": 2}}, r"data_parallel_size`: is 2 without shared experts"),
         ({"flags": {"max_num_seqs": None}}, r"field `engine_kwargs.max_num_seqs`: is None"),
     ],
 )
@@ -174,6 +174,16 @@ def test_wrong_recordings_name_the_place(
 ) -> None:
     with pytest.raises(InputError, match=message):
         read_recording(recording(tmp_path, **changes), gpu="rtx-pro-6000")
+
+
+def test_ranks_with_shared_experts_are_one_engine(tmp_path: Path) -> None:
+    shared = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    made = recording(tmp_path, flags=shared, meta={"model": "Qwen/Qwen3-30B-A3B-Instruct-2507"})
+    run = read_recording(made, gpu="rtx-pro-6000")
+    assert (run.model, run.data_parallel) == ("qwen3-30b-a3b", 2)
+    (found,) = validate_gpu([run])
+    assert "2 ranks in step" in found.description
+    assert found.error("e2e", "mean") < 0  # 6.6 ms a token simulated, 18.9 in the made-up recording
 
 
 def test_missing_files_and_unknown_gpus(tmp_path: Path) -> None:
