@@ -65,6 +65,8 @@ class LiveTurn:
     turn: Turn
     client: TurnClient
     arrived: int
+    final: bool = False
+    """The session ends with it, unless it fails (then it may be sent again)."""
     attempt: int | None = None
     replica: str | None = None
     dispatched: int | None = None
@@ -80,12 +82,27 @@ class LiveSession:
     id: str
     parent: str | None
     last_seen: int
-    turns: int = 0
+    finished: int = 0
+    """Turns that ended well: the index of the next."""
+    last_index: int = -1
+    repeats: int = 0
+    """How often a turn of the last index was sent again."""
     open: dict[str, LiveTurn] = field(default_factory=dict)
     closing: str | None = None
     """It is to be closed, for this reason, when its open turns have ended."""
     one_off: bool = False
     """Nobody named it: it is closed after a turn that starts no tools."""
+
+    def next_turn(self) -> tuple[int, str]:
+        """Index and id of the turn that arrives now. One that failed is counted again."""
+        index = self.finished + len(self.open)
+        self.repeats = self.repeats + 1 if index == self.last_index else 0
+        self.last_index = index
+        name = f"{self.id}/{index}.{self.repeats}" if self.repeats else f"{self.id}/{index}"
+        while name in self.open:
+            self.repeats += 1
+            name = f"{self.id}/{index}.{self.repeats}"
+        return index, name
 
 
 class Watcher(Protocol):
@@ -146,6 +163,7 @@ class LiveDriver:
         prompt: PromptRef,
         *,
         one_off: bool = False,
+        final: bool = False,
     ) -> LiveTurn:
         """A request came in; its client hears what is decided, maybe before this returns."""
         now = self.clock.now
@@ -153,15 +171,13 @@ class LiveDriver:
         if session is None:
             known_parent = parent if parent in self.sessions else None
             session = LiveSession(session_id, known_parent, now, one_off=one_off)
-            session.turns = self._indexes.pop(session_id, 0)
+            session.finished = self._indexes.pop(session_id, 0)
             self.sessions[session_id] = session
         session.last_seen = now
         session.closing = None
-        turn = Turn(
-            f"{session_id}/{session.turns}", session_id, session.turns, prompt, session.parent
-        )
-        session.turns += 1
-        live = LiveTurn(turn, client, now)
+        index, name = session.next_turn()
+        turn = Turn(name, session_id, index, prompt, session.parent)
+        live = LiveTurn(turn, client, now, final)
         session.open[turn.id] = live
         self._turns[turn.id] = live
         return live
@@ -188,6 +204,7 @@ class LiveDriver:
         assert live.replica is not None
         turn, replica = live.turn, live.replica
         self._end(live, "ok", usage)
+        self.sessions[turn.session].finished += 1
         self._feed(ev.TurnFinished(now, turn.session, turn.id, attempt, replica, usage))
         if tools:
             self._feed(ev.ToolStarted(now, turn.session, tools))
@@ -233,6 +250,8 @@ class LiveDriver:
         session = self.sessions[live.turn.session]
         session.open.pop(live.turn.id, None)
         session.last_seen = now
+        if live.final and status in ("ok", "client_gone"):
+            session.closing = session.closing or "final"
         self._count(f"turns_{status}")
         if self._watcher is not None:
             self._watcher.turn_ended(live, usage, status, now)
@@ -266,7 +285,7 @@ class LiveDriver:
         del self.sessions[session_id]
         if session.one_off:
             # It may come back under the same name; its turns go on counting.
-            self._indexes[session_id] = session.turns
+            self._indexes[session_id] = session.finished
             if len(self._indexes) > 50_000:
                 del self._indexes[next(iter(self._indexes))]
         now = self.clock.now

@@ -77,6 +77,7 @@ class FleetServer:
     replicas: list[EmulatedReplica] = field(default_factory=list)
     urls: list[str] = field(default_factory=list)
     _servers: list[HttpServer] = field(default_factory=list)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen on `port` and those after it, one for each replica; 0: any free ports.
@@ -104,7 +105,14 @@ class FleetServer:
         self._servers[index] = server
         await server.listen(host, int(port))
 
+    def background(self, task: asyncio.Task[None]) -> None:
+        """Keep a task that nobody waits for until it is done, or the fleet closes."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
         for server in self._servers:
             await server.close()
 

@@ -118,11 +118,11 @@ class Gateway:
             suspect=self._suspect,
         )
         prompt = PromptRef(runs_of(path), len(reading.replies))
-        relay.live = self.driver.arrive(relay, session, identity.parent, prompt, one_off=unnamed)
+        relay.live = self.driver.arrive(
+            relay, session, identity.parent, prompt, one_off=unnamed, final=identity.final
+        )
         if unnamed:
             self.conversations.arrived(session, path)
-        if identity.final:
-            self.driver.release(session, "final")
         self.driver.decide(relay.live)
 
     def _session(self, identity: Identity, reading: Reading, path: list[Node]) -> tuple[str, bool]:

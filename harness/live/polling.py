@@ -88,6 +88,8 @@ class Poller:
         self._on_gauges = on_gauges
         self._failures = dict.fromkeys(senders, 0)
         self._looking: set[str] = set()
+        self.blind: set[str] = set()
+        """Replicas whose metrics are not looked at (a fault to rehearse)."""
         self._stopped = False
 
     def start(self) -> None:
@@ -111,7 +113,7 @@ class Poller:
         if self._stopped:
             return
         for replica in self._senders:
-            if replica not in self._looking and not self._driver.is_down(replica):
+            if not (replica in self._looking | self.blind or self._driver.is_down(replica)):
                 self._look(replica)
         interval = int(self._settings.interval_s * 1e9)
         self._clock.at(self._clock.now + interval, Priority.SAMPLE, self._round)

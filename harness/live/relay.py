@@ -175,6 +175,7 @@ class Relay:
             ("x-agentsched-session", live.turn.session),
             ("x-agentsched-replica", live.replica or ""),
             ("x-agentsched-pause-ms", f"{pause / 1e6:.6f}"),
+            ("x-agentsched-attempts", str(live.attempts)),
         ]
 
     def engine_end(self) -> None:

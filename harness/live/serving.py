@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -18,15 +16,16 @@ from harness.control.records import Capacity
 from harness.live.clock import LoopClock
 from harness.live.driver import DriverSettings, LiveDriver, Watcher
 from harness.live.eventlog import EventLog
-from harness.live.gateway import Gateway, GatewaySettings
-from harness.live.gauges import read_gauges
+from harness.live.gateway import Gateway, GatewaySettings, Observer
+from harness.live.gauges import Gauges, read_gauges
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer, Limits
+from harness.live.planners import ProcessPlanner
 from harness.live.polling import Poller, PollSettings, get, server_info_capacity
 from harness.live.wire import Sender
 from results.records import DecisionRecord
 from schedulers import registry
-from schedulers.commands import Solve
+from schedulers.base import Scheduler
 
 READY_POLL_S = 0.5
 DECISIONS_KEPT = 10_000
@@ -35,46 +34,6 @@ DECISIONS_KEPT = 10_000
 
 class BackendError(AgentschedError):
     """A backend does not answer."""
-
-
-class ProcessPlanner:
-    """Solves in one worker process, so that the event loop never waits.
-
-    Args:
-        scheduler: name or file of the scheduler; the worker loads it, to know its solver.
-        on_error: is given what a solver raised.
-    """
-
-    def __init__(self, scheduler: str, on_error: Callable[[BaseException], None]) -> None:
-        self._scheduler = scheduler
-        self._on_error = on_error
-        self._pool: ProcessPoolExecutor | None = None
-
-    def solve(self, command: Solve, ready: Callable[[Any], None]) -> None:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                1,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=registry.find,
-                initargs=(self._scheduler,),
-            )
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pool, command.solver, command.snapshot)
-
-        def done(solved: asyncio.Future[Any]) -> None:
-            if solved.cancelled():
-                return
-            error = solved.exception()
-            if error is not None:
-                self._on_error(error)
-            else:
-                ready(solved.result())
-
-        future.add_done_callback(done)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,39 +48,64 @@ class ServeSettings:
     """Part of each replica's KV that this gateway may use."""
     wait_s: float = 600.0
     """How long to wait for the replicas to answer before serving."""
-    seed: int = 0
     driver: DriverSettings = field(default_factory=DriverSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     poll: PollSettings = field(default_factory=PollSettings)
     limits: Limits = field(default_factory=Limits)
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The scheduler that serves."""
+
+    scheduler: Scheduler
+    target: str
+    """A name, or file.py:Class."""
+    settings: Mapping[str, Any]
+    seed: int
+
+
+def find_policy(target: str, settings: Mapping[str, Any], seed: int = 0) -> Policy:
+    """A fresh scheduler by name or file.
+
+    Raises:
+        UsageError: unknown, or a setting it does not have.
+    """
+    return Policy(registry.create(target, settings, seed), target, dict(settings), seed)
+
+
 class ServedGateway:
     """A gateway on its ports. Use `start`, then `close`.
 
     Args:
-        scheduler: a name, or file.py:Class.
-        scheduler_settings: its settings.
-        backends: base URLs of the replicas, in order; their ids are r0, r1, ...
+        backends: base URLs of the replicas, in order; their ids are r0, r1, ... unless `names`.
         event_log: file for the event log.
         watcher: is told of turns and sessions.
+        observer: sees complete turns with their text.
+        decision: is given every record of the decision log.
+        speed: virtual seconds per real second (emulation).
     """
 
     def __init__(
         self,
-        scheduler: str,
-        scheduler_settings: Mapping[str, Any],
+        policy: Policy,
         backends: Sequence[str],
         settings: ServeSettings | None = None,
         *,
+        names: Sequence[str] | None = None,
         event_log: Path | None = None,
         watcher: Watcher | None = None,
+        observer: Observer | None = None,
+        decision: Callable[[DecisionRecord], None] | None = None,
+        on_gauges: Callable[[str, Gauges], None] | None = None,
+        speed: float = 1.0,
     ) -> None:
         self.settings = settings or ServeSettings()
-        self.scheduler = scheduler
-        self._policy = registry.create(scheduler, scheduler_settings, self.settings.seed)
-        self._policy_settings = dict(scheduler_settings)
-        self.clients = {f"r{i}": HttpClient(url) for i, url in enumerate(backends)}
+        self.policy = policy
+        names = names or [f"r{i}" for i in range(len(backends))]
+        self._observer, self._decision, self._speed = observer, decision, speed
+        self._on_gauges = on_gauges
+        self.clients = {name: HttpClient(url) for name, url in zip(names, backends, strict=True)}
         self._event_log_path = event_log
         self._log_stream: IO[bytes] | None = None
         self._watcher = watcher
@@ -132,7 +116,7 @@ class ServedGateway:
         self.failure: asyncio.Future[SchedulerError]
         self._servers: list[HttpServer] = []
         self._decisions: deque[DecisionRecord] = deque(maxlen=DECISIONS_KEPT)
-        self._planner = ProcessPlanner(scheduler, self._planning_failed)
+        self._planner = ProcessPlanner(policy.target, self._planning_failed)
 
     async def start(self) -> None:
         """Wait for the replicas, then listen.
@@ -150,10 +134,10 @@ class ServedGateway:
             ReplicaConfig(name, "mixed", Capacity(await self._capacity(name), share=share))
             for name in self.clients
         ]
-        clock = LoopClock(loop)
+        self.clock = clock = LoopClock(loop, self._speed)
         log = self._open_log(replicas)
         self.driver = LiveDriver(
-            lambda progress: ControlPlane(self._policy, replicas, progress, self._decisions.append),
+            lambda progress: ControlPlane(self.policy.scheduler, replicas, progress, self._decided),
             clock,
             self._planner,
             self.settings.driver,
@@ -163,10 +147,16 @@ class ServedGateway:
         )
         senders: dict[str, Sender] = dict(self.clients)
         self.gateway = Gateway(self.driver, senders, self.settings.gateway)
-        admin = Admin(self.gateway, self._policy.name, self._decisions)
-        self.poller = Poller(
-            self.driver, senders, clock, self.settings.poll, on_gauges=admin.saw_gauges
-        )
+        if self._observer is not None:
+            self.gateway.observer = self._observer
+        admin = Admin(self.gateway, self.policy.scheduler.name, self._decisions)
+
+        def saw_gauges(replica: str, gauges: Gauges) -> None:
+            admin.saw_gauges(replica, gauges)
+            if self._on_gauges is not None:
+                self._on_gauges(replica, gauges)
+
+        self.poller = Poller(self.driver, senders, clock, self.settings.poll, saw_gauges)
         self.gateway.poller = self.poller
         self.poller.start()
         host, port = self.settings.host, self.settings.port
@@ -201,9 +191,13 @@ class ServedGateway:
         if self._event_log_path is None:
             return None
         self._log_stream = self._event_log_path.open("wb")
-        return EventLog(
-            self._log_stream, self.scheduler, self._policy_settings, self.settings.seed, replicas
-        )
+        policy = self.policy
+        return EventLog(self._log_stream, policy.target, policy.settings, policy.seed, replicas)
+
+    def _decided(self, record: DecisionRecord) -> None:
+        self._decisions.append(record)
+        if self._decision is not None:
+            self._decision(record)
 
     def _broken(self, error: SchedulerError) -> None:
         if not self.failure.done():
@@ -211,7 +205,9 @@ class ServedGateway:
 
     def _planning_failed(self, error: BaseException) -> None:
         problem = f"its solver raised {type(error).__name__}: {error}"
-        self._broken(SchedulerError(self._policy.name, "Solve", self.driver.clock.now, problem))
+        self._broken(
+            SchedulerError(self.policy.scheduler.name, "Solve", self.driver.clock.now, problem)
+        )
 
     async def _capacity(self, name: str) -> int | None:
         """Wait for the replica and ask for its KV tokens; None if it does not tell."""

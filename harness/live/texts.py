@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from schedulers.types import PromptRun
 
-SHARED_BYTES = 64
+SHARED_BYTES = 16
 """A piece that begins like another, by at least this much, shares what they have in common."""
 
 
@@ -151,10 +151,15 @@ class TextTree:
                 text,
             )
         self._store(key, node)
+        if len(text) >= SHARED_BYTES:
+            self._similar.setdefault(_start_of(node), []).append(key)
         return node
 
     def _cut(self, key: tuple[int, bytes], parent: Node, role: str, twin: Node, text: str) -> Node:
-        """A node inside `twin`: the part of it that `text` is."""
+        """A node inside `twin`: the part of it that `text` is.
+
+        It is not kept among the similar ones: whatever begins like it begins like its twin.
+        """
         start_tokens, start_bytes = (
             (parent.tokens, parent.bytes) if twin.segment == parent.segment else (0, 0)
         )
@@ -178,19 +183,17 @@ class TextTree:
     def _store(self, key: tuple[int, bytes], node: Node) -> None:
         self._nodes[key] = node
         self._text_bytes += len(node.text)
-        if len(node.text) >= SHARED_BYTES:
-            self._similar.setdefault(_start_of(node), []).append(key)
 
     def _drop_old(self) -> None:
         while len(self._nodes) > self._node_limit or self._text_bytes > self._text_limit:
             key, node = self._nodes.popitem(last=False)
             self._text_bytes -= len(node.text)
-            if len(node.text) < SHARED_BYTES:
-                continue
             start = _start_of(node)
-            self._similar[start].remove(key)
-            if not self._similar[start]:
-                del self._similar[start]
+            similar = self._similar.get(start)
+            if similar is not None and key in similar:
+                similar.remove(key)
+                if not similar:
+                    del self._similar[start]
 
 
 def _start_of(node: Node) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from harness.live.gateway import GatewaySettings
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer, Limits
 from harness.live.polling import PollSettings
-from harness.live.serving import ServedGateway, ServeSettings
+from harness.live.serving import ServedGateway, ServeSettings, find_policy
 from harness.live.wire import Handler, Request
 from harness.sim.engine_types import DecodePiece, EngineParams
 
@@ -159,8 +159,7 @@ async def rig(
     fleet = FleetServer(specs or engines(), EmulatorSettings(tick_s=0.002), script)
     await fleet.start()
     served = ServedGateway(
-        scheduler,
-        scheduler_settings or {},
+        find_policy(scheduler, scheduler_settings or {}),
         fleet.urls,
         ServeSettings(
             port=0,
@@ -191,8 +190,7 @@ async def served_by(
     server = HttpServer(handler, lambda path, status, message: ([], message.encode()))
     port = await server.listen("127.0.0.1", 0)
     served = ServedGateway(
-        scheduler,
-        {},
+        find_policy(scheduler, {}),
         [f"http://127.0.0.1:{port}"],
         ServeSettings(port=0, wait_s=5.0, **settings),
     )

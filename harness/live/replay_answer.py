@@ -1,0 +1,153 @@
+"""The answer to a replayed turn: stamped as it comes, read when it is complete.
+
+While tokens stream nothing is parsed, so that reading one stream does not delay the time stamps of
+others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from harness.live.clock import Clock
+from harness.live.dialect import openai_usage
+from schedulers.types import Usage
+
+_TEXT = re.compile(rb'"(?:content|reasoning|reasoning_content|text)": ?"((?:[^"\\]|\\.)+)"')
+_TOOL = b'"tool_calls"'
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended. Times in nanoseconds of the client's clock."""
+
+    ok: bool
+    status: int
+    """HTTP status; 0: no answer."""
+    error: str | None
+    retry_after_s: float | None
+    replica: str | None
+    pause_ns: int
+    attempts: int
+    first_token: int | None
+    longest_gap: int | None
+    usage: Usage | None
+    text: str
+    tokens: int
+    """Events with text."""
+
+
+class StreamedAnswer:
+    """The receiver of one streamed chat request."""
+
+    __slots__ = ("_clock", "_done", "_headers", "_parts", "_status", "_times")
+
+    def __init__(self, clock: Clock, done: Callable[[Outcome], None]) -> None:
+        self._clock, self._done = clock, done
+        self._status = 0
+        self._headers: Mapping[str, str] = {}
+        self._parts: list[bytes] = []
+        self._times: list[int] = []
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status, self._headers = status, headers
+
+    def data(self, part: bytes) -> None:
+        self._times.append(self._clock.now)
+        self._parts.append(part)
+
+    def end(self) -> None:
+        self._done(self._outcome(None))
+
+    def lost(self, reason: str, *, unreachable: bool) -> None:
+        self._done(self._outcome(reason))
+
+    def _outcome(self, broken: str | None) -> Outcome:
+        body = b"".join(self._parts)
+        first, longest = self._token_times(body)
+        texts = _TEXT.findall(body) if self._status == 200 else []
+        usage, error = self._ending(body)
+        error = broken or error
+        headers = self._headers
+        return Outcome(
+            ok=self._status == 200 and error is None,
+            status=self._status,
+            error=error,
+            retry_after_s=_number(headers.get("retry-after")),
+            replica=headers.get("x-agentsched-replica"),
+            pause_ns=round((_number(headers.get("x-agentsched-pause-ms")) or 0.0) * 1e6),
+            attempts=int(_number(headers.get("x-agentsched-attempts")) or 1),
+            first_token=first,
+            longest_gap=longest,
+            usage=usage,
+            text=_unescaped(b"".join(texts)),
+            tokens=len(texts),
+        )
+
+    def _token_times(self, body: bytes) -> tuple[int | None, int | None]:
+        """When the first token came, and the longest time until another did."""
+        first = last = longest = None
+        seen = at = 0
+        ends: list[int] = [match.start() for match in _TEXT.finditer(body)]
+        if not ends:  # a tool call alone
+            tool = body.find(_TOOL)
+            ends = [tool] if tool >= 0 else []
+        for part, time in zip(self._parts, self._times, strict=True):
+            at += len(part)
+            before = seen
+            while seen < len(ends) and ends[seen] < at:
+                seen += 1
+            if seen == before:
+                continue
+            if last is None:
+                first = time
+            elif longest is None or time - last > longest:
+                longest = time - last
+            last = time
+            if seen - before > 1:
+                longest = longest or 0
+        return first, longest
+
+    def _ending(self, body: bytes) -> tuple[Usage | None, str | None]:
+        """Usage, and what went wrong, from the last events."""
+        if self._status != 200:
+            return None, _message(body) or f"HTTP status {self._status}"
+        usage, error, done = None, None, False
+        for event in body[-65536:].split(b"\n\n")[-6:]:
+            data = event.strip().removeprefix(b"data: ")
+            if data == b"[DONE]":
+                done = True
+            elif b'"usage"' in data or b'"error"' in data:
+                try:
+                    found = orjson.loads(data)
+                except orjson.JSONDecodeError:
+                    continue
+                usage = openai_usage(found.get("usage")) or usage
+                error = _message(data) if "error" in found else error
+        return usage, error or (None if done else "the stream ended early")
+
+
+def _message(body: bytes) -> str | None:
+    try:
+        error = orjson.loads(body).get("error")
+    except (orjson.JSONDecodeError, AttributeError):
+        return None
+    return str(error.get("message")) if isinstance(error, dict) else str(error) if error else None
+
+
+def _unescaped(text: bytes) -> str:
+    try:
+        found: str = orjson.loads(b'"' + text + b'"')
+    except orjson.JSONDecodeError:
+        return text.decode("utf-8", "replace")
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None

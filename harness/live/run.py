@@ -1,0 +1,351 @@
+"""A cell on the emulator: the live gateway in front of emulated engines, sessions replayed.
+
+With a virtual clock the parts call each other in one thread, and everything happens at the times
+and in the order of the simulator. In real time they speak HTTP over loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import uvloop
+
+from agentsched import SchedulerError
+from harness.capacity import Cluster
+from harness.control.ledger import ReplicaConfig
+from harness.control.plane import ControlPlane
+from harness.control.records import Capacity
+from harness.live.driver import DriverSettings, LiveDriver
+from harness.live.emulator import EmulatedReplica, EmulatorSettings
+from harness.live.fleet_server import EngineSpec, FleetServer, emulated_replicas, specs_of
+from harness.live.gateway import Gateway, GatewaySettings
+from harness.live.gauges import Gauges
+from harness.live.http_client import HttpClient
+from harness.live.lag import LagProbe
+from harness.live.planners import FixedPlanner
+from harness.live.polling import Poller, PollSettings
+from harness.live.replay import Replayer, ReplaySettings
+from harness.live.serving import Policy, ServedGateway, ServeSettings
+from harness.live.wire import Loopback, Sender
+from harness.sim.agents import nanoseconds
+from harness.sim.clock import Clock, Priority
+from harness.sim.driver import Recorder
+from harness.sim.engine_types import EngineParams
+from harness.sim.run import SimOutcome
+from harness.sim.settings import Fault, SimSettings
+from results.records import ReplicaRecord
+from schedulers.base import Scheduler
+from workloads.model import Session
+
+NO_EXPIRY_S = 1e8
+"""Replayed agents say when they end; nothing is to be expired under them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedCell:
+    """What `run_emulated` was given, with engines in place of a cluster."""
+
+    sessions: Sequence[Session]
+    workers: int | None
+    scheduler: Scheduler
+    specs: Sequence[EngineSpec]
+    settings: SimSettings
+    context_limit: int
+    recorder: Recorder
+    capacity_share: float = 1.0
+    target: str | None = None
+    scheduler_settings: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[int, int], None] | None = None
+
+    @property
+    def emulator(self) -> EmulatorSettings:
+        return EmulatorSettings(max_model_len=self.context_limit)
+
+    @property
+    def replay(self) -> ReplaySettings:
+        s = self.settings
+        return ReplaySettings(
+            start_spread_s=s.start_spread_s,
+            agent_retries=s.agent_retries,
+            retry_delay_s=s.retry_delay_s,
+            tool_slots=s.tool_slots,
+            release=s.release,
+            context_limit=self.context_limit,
+        )
+
+    def saw_gauges(self, clock: Callable[[], int], replica: str, gauges: Gauges) -> None:
+        self.recorder.replica(replica_record(clock(), replica, gauges))
+
+
+def run_emulated(
+    sessions: Sequence[Session],
+    *,
+    workers: int | None,
+    scheduler: Scheduler,
+    cluster: Cluster,
+    settings: SimSettings,
+    engine: EngineParams,
+    recorder: Recorder,
+    capacity_share: float = 1.0,
+    time_scale: float | None = 1.0,
+    target: str | None = None,
+    scheduler_settings: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SimOutcome:
+    """Play the sessions through the gateway on emulated engines; records go to `recorder`.
+
+    Args:
+        workers: sessions active at once; None starts each at its recorded arrival.
+        capacity_share: part of each replica's KV that this gateway may use (0 to 1].
+        time_scale: virtual seconds per real second; None: a virtual clock, as fast as it goes.
+        target: the scheduler as `schedulers.registry` finds it, so that plans can be solved in a
+            process of their own; None: they are solved in this one.
+
+    Raises:
+        SchedulerError: the policy broke its contract, or left turns waiting for ever.
+        PerformanceDataError: no step times for the model on this hardware.
+    """
+    limit = settings.context_limit or cluster.model.context_limit
+    cell = EmulatedCell(
+        sessions,
+        workers,
+        scheduler,
+        specs_of(cluster, engine),
+        settings,
+        limit,
+        recorder,
+        capacity_share,
+        target,
+        scheduler_settings or {},
+        progress,
+    )
+    return run_cell(cell, time_scale)
+
+
+def run_cell(cell: EmulatedCell, time_scale: float | None) -> SimOutcome:
+    """As `run_emulated`."""
+    if time_scale is None:
+        return VirtualRun(cell).run()
+    return uvloop.run(_run_live(cell, time_scale))
+
+
+class VirtualRun:
+    """Gateway, engines and agents on one virtual clock."""
+
+    def __init__(self, cell: EmulatedCell) -> None:
+        self.cell = cell
+        self.clock = clock = Clock()
+        quiet = EmulatorSettings(max_model_len=cell.context_limit, tick_s=0.0)
+        self.replicas = {r.name: r for r in emulated_replicas(cell.specs, clock, quiet)}
+        self.wires = {name: Loopback(r.handle) for name, r in self.replicas.items()}
+        senders: dict[str, Sender] = dict(self.wires)
+        self.planner = FixedPlanner(clock, round(cell.settings.planner_latency_ms * 1e6))
+        configs = [
+            ReplicaConfig(s.name, "mixed", Capacity(tokens, share=cell.capacity_share))
+            for s in cell.specs
+            for tokens in [s.kv_blocks * s.params.block_size]
+        ]
+        log = cell.recorder.decision if cell.settings.record_decisions else None
+        self.driver = LiveDriver(
+            lambda progress: ControlPlane(cell.scheduler, configs, progress, log),
+            clock,
+            self.planner,
+            DriverSettings(idle_expiry_s=NO_EXPIRY_S),
+        )
+        self.gateway = Gateway(self.driver, senders, GatewaySettings(learn_ratio=False))
+        self.poller = Poller(
+            self.driver,
+            senders,
+            clock,
+            PollSettings(interval_s=cell.settings.sampling_interval_s),
+            partial(cell.saw_gauges, lambda: clock.now),
+        )
+        self.gateway.poller = self.poller
+        self.done = False
+        self.replayer = Replayer(
+            cell.sessions,
+            workers=cell.workers,
+            sender=Loopback(self.gateway.handle),
+            clock=clock,
+            recorder=cell.recorder,
+            settings=cell.replay,
+            release=self.driver.release,
+            progress=cell.progress,
+            done=self._finish,
+        )
+        self._stalled_since: int | None = None
+
+    def run(self) -> SimOutcome:
+        """Play everything.
+
+        Raises:
+            SchedulerError: the policy broke its contract, or left turns waiting for ever.
+        """
+        wall, cpu = time.perf_counter(), time.process_time()
+        self.replayer.start()
+        for fault in self.cell.settings.faults:
+            self.clock.at(nanoseconds(fault.at_s), Priority.FAULT, partial(self._fault, fault))
+        self.poller.start()
+        while not self.done:
+            self.clock.step()
+            self._check_progress()
+        timing = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+        counters = self.cell.scheduler.counters() | engine_counters(self.replicas.values())
+        return SimOutcome(self.clock.now, counters, step_facts(self.cell.specs), timing)
+
+    def _finish(self) -> None:
+        self.done = True
+
+    def _fault(self, fault: Fault) -> None:
+        name = fault.replica
+        if fault.kind == "recovered":
+            self.wires[name].listening = True
+            self.poller.blind.discard(name)
+            self.driver.recovered(name)
+        elif fault.kind == "metrics-stop":
+            self.poller.blind.add(name)
+        elif fault.kind == "metrics-resume":
+            self.poller.blind.discard(name)
+        else:
+            self.wires[name].listening = False
+            self.driver.lost(name, "fault")
+            self.replicas[name].fail()
+
+    def _check_progress(self) -> None:
+        """Nothing runs, nothing is to come but timers, and turns wait: for how long already?"""
+        facts = self.driver.facts()
+        coming = self.clock.pending[Priority.AGENT] or self.planner.pending
+        if self.done or not facts["waiting"] or facts["in_flight"] or coming:
+            self._stalled_since = None
+            return
+        if self._stalled_since is None:
+            self._stalled_since = self.clock.now
+        limit = nanoseconds(self.cell.settings.starvation_limit_s)
+        if self.clock.now - self._stalled_since > limit:
+            waiting = self.driver.plane.ledger.waiting
+            raise SchedulerError(
+                self.cell.scheduler.name,
+                "no event",
+                self.clock.now,
+                f"left {len(waiting)} turn(s) waiting with nothing running "
+                f"(first: {next(iter(waiting))})",
+            )
+
+
+async def _run_live(cell: EmulatedCell, speed: float) -> SimOutcome:
+    wall, cpu = time.perf_counter(), time.process_time()
+    loop = asyncio.get_running_loop()
+    fleet = FleetServer(cell.specs, cell.emulator, speed=speed)
+    await fleet.start()
+    scheduler = cell.scheduler
+    policy = Policy(scheduler, cell.target or scheduler.name, cell.scheduler_settings, 0)
+    served = ServedGateway(
+        policy,
+        fleet.urls,
+        ServeSettings(
+            port=0,
+            capacity_share=cell.capacity_share,
+            driver=DriverSettings(idle_expiry_s=NO_EXPIRY_S),
+            gateway=GatewaySettings(learn_ratio=False),
+            poll=PollSettings(interval_s=cell.settings.sampling_interval_s),
+        ),
+        names=[spec.name for spec in cell.specs],
+        decision=cell.recorder.decision if cell.settings.record_decisions else None,
+        on_gauges=lambda name, gauges: cell.saw_gauges(lambda: served.clock.now, name, gauges),
+        speed=speed,
+    )
+    client: HttpClient | None = None
+    try:
+        await served.start()
+        client = HttpClient(served.url)
+        finished = asyncio.Event()
+        replayer = Replayer(
+            cell.sessions,
+            workers=cell.workers,
+            sender=client,
+            clock=served.clock,
+            recorder=cell.recorder,
+            settings=cell.replay,
+            release=served.driver.release,
+            progress=cell.progress,
+            done=finished.set,
+        )
+        for fault in cell.settings.faults:
+            at = nanoseconds(fault.at_s)
+            act = partial(_live_fault, fleet, served, fault, [s.name for s in cell.specs])
+            served.clock.at(at, Priority.FAULT, act)
+        probe = LagProbe(loop)
+        started = served.clock.now
+        replayer.start()
+        waiting = asyncio.ensure_future(finished.wait())
+        ends: list[asyncio.Future[Any]] = [waiting, served.failure]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        makespan = served.clock.now - started
+        probe.stop()
+        replayer.stop()
+        waiting.cancel()
+        if served.failure.done():
+            raise served.failure.result()
+        counters = scheduler.counters() | engine_counters(fleet.replicas)
+        timing = {
+            "wall_s": time.perf_counter() - wall,
+            "cpu_s": time.process_time() - cpu,
+            "loop_lag_p99_ms": probe.percentile(99),
+        }
+        return SimOutcome(makespan, counters, step_facts(cell.specs), timing)
+    finally:
+        if client is not None:
+            await client.close()
+        await served.close()
+        await fleet.close()
+
+
+def _live_fault(
+    fleet: FleetServer, served: ServedGateway, fault: Fault, names: Sequence[str]
+) -> None:
+    index = names.index(fault.replica)
+    loop = asyncio.get_running_loop()
+    if fault.kind == "lost":
+        fleet.background(loop.create_task(fleet.stop_replica(index)))
+    elif fault.kind == "recovered":
+        fleet.background(loop.create_task(fleet.restart_replica(index)))
+    elif fault.kind == "metrics-stop":
+        served.poller.blind.add(fault.replica)
+    else:
+        served.poller.blind.discard(fault.replica)
+
+
+def replica_record(now: int, replica: str, gauges: Gauges) -> ReplicaRecord:
+    """What a poll of gauges tells, as a record."""
+    sample = gauges.sample
+    prompt, hits = sample.prompt_tokens or 0, sample.prefix_hits or 0
+    return ReplicaRecord(
+        time=now,
+        replica=replica,
+        running=sample.running or 0,
+        waiting=sample.waiting or 0,
+        kv_used=sample.kv_usage or 0.0,
+        kv_cached=None,
+        preemptions=sample.preemptions or 0,
+        prefill_tokens=max(0, prompt - hits),
+        decode_tokens=sample.generation_tokens or 0,
+    )
+
+
+def engine_counters(replicas: Iterable[EmulatedReplica]) -> dict[str, float]:
+    states = [replica.engine.state() for replica in replicas]
+    return {
+        "engine.preemptions": sum(s.preemptions for s in states),
+        "engine.prefill_tokens": sum(s.prefill_tokens for s in states),
+        "engine.decode_tokens": sum(s.decode_tokens for s in states),
+    }
+
+
+def step_facts(specs: Sequence[EngineSpec]) -> dict[str, str]:
+    """Where step times come from."""
+    return {f"step_time.{s.name}": getattr(s.step_time, "source", "given") for s in specs}
