@@ -90,10 +90,10 @@ class DynamoThunderAgent(ThunderAgent):
     ) -> Iterator[Command]:
         replicas = serving(cluster)
         replica = self.roomiest(account, now, cluster)
+        alone = len(cluster.sessions[turn.session].waiting) == 1
         if replica is not None:
-            self.accounts.place(account, replica.id)
-            yield Route(turn.id, replica.id, why="its replica is lost, placed anew")
-        elif replicas:
+            yield from self.resume(account, replica.id, cluster, "its replica is lost")
+        elif replicas and alone:
             self.accounts.close(account)
             least = min(replicas, key=lambda r: self._decayed(r, now, cluster))
             yield Route(turn.id, least.id, why="its replica is lost, passes without a place")

@@ -132,6 +132,24 @@ def test_a_displaced_session_is_placed_at_once_or_passes_without_a_place() -> No
     assert not driver.cluster.sessions["a"].in_flight  # decided as a new one: held
 
 
+def test_displaced_parallel_turns_go_together_or_wait_together() -> None:
+    driver = start(replicas=2)
+    driver.arrive("a", 300)
+    driver.arrive("a", 300)
+    driver.arrive("b", 100)
+    driver.lose("r0")
+    assert driver.cluster.sessions["a"].in_flight == 2
+    driver = start(replicas=2)
+    driver.arrive("a", 600)
+    driver.arrive("a", 600)
+    driver.arrive("b", 600)
+    driver.lose("r0")
+    # The first passes without a place; by then the books know nothing of a, so the second is
+    # judged as a new session, does not fit and waits.
+    assert driver.cluster.sessions["a"].in_flight == 1
+    assert len(driver.cluster.sessions["a"].waiting) == 1
+
+
 def test_max_running_counts_reasoning_sessions_only() -> None:
     driver = start(max_running=1)
     driver.arrive("a", 100)
