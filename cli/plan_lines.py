@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from harness.plan import Plan, PlannedWorkload
 
 
-def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
+def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
     """One line or more for replicas, workloads, schedulers and cells."""
     from harness.capacity import explain
+    from harness.experiment import estimate_s
 
     yield f"{plan.spec.name}: {plan.spec.model} on {plan.spec.topology}, simulated, into {folder}"
     for row in explain(plan.cluster):
@@ -36,7 +37,7 @@ def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
     yield (
         f"  cells       {len(plan.cells)} = {_count(loads, 'load')} x "
         f"{_count(len(plan.arms), 'scheduler')} x {_count(len(seeds), 'seed')}; "
-        f"{_turns(plan):,} turns to play"
+        f"{_turns(plan):,} turns to play, roughly {duration(estimate_s(plan, jobs))}"
     )
     for warning in plan.warnings():
         yield f"  warning     {warning}"
@@ -67,6 +68,13 @@ def _turns(plan: Plan) -> int:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: `40 s`, `3 min`, `2.5 h`."""
+    if seconds < 100:
+        return f"{max(round(seconds), 0)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _millions(tokens: int) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from cli.plan_lines import duration
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -101,15 +103,10 @@ class _Lines(_Tally):
         super().ended(cell, failure)
         elapsed = time.monotonic() - self.start
         left = elapsed * (self.total_turns - self.turns) / max(self.turns, 1)
-        remaining = f"; about {_duration(left)} left" if self.ended_cells < self.cells else ""
+        remaining = f"; about {duration(left)} left" if self.ended_cells < self.cells else ""
         how = "failed" if failure is not None else "done"
         self.notes.print(f"[{self.ended_cells}/{self.cells}] {_title(cell)}: {how}{remaining}")
 
 
 def _title(cell: CellId) -> str:
     return f"{cell.workload}, {cell.scheduler}, {cell.workers} workers, seed {cell.seed}"
-
-
-def _duration(seconds: float) -> str:
-    whole = max(round(seconds), 0)
-    return f"{whole} s" if whole < 100 else f"{round(whole / 60)} min"

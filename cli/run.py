@@ -80,7 +80,7 @@ def run(
     planned = plan(load_spec(spec, flags))
     folder = out if out is not None else Path("runs") / planned.spec.name
     notes = console.notes()
-    for line in plan_lines(planned, folder):
+    for line in plan_lines(planned, folder, jobs):
         notes.print(line)
     if dry_run:
         return

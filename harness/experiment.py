@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
     from harness.overrides import Flags
 
 CELL_LABEL = "simulated"
+
+TURNS_PER_CPU_S = 2_500
+CELL_CPU_S = 0.7
+"""For the estimate before a run: what `quickstart` took on two cores of a cloud machine."""
 
 
 class Watcher(Protocol):
@@ -115,7 +118,7 @@ def execute(
     Raises:
         RunDirectoryError: the folder cannot be used, or is another run's.
     """
-    from harness.pool import Outcome, run_cells
+    from harness.pool import Outcome, cores, run_cells
     from results.store import RunStore
 
     watch = watcher if watcher is not None else Silent()
@@ -134,7 +137,7 @@ def execute(
 
         run_cells(
             to_run,
-            parallel=jobs or os.cpu_count() or 1,
+            parallel=jobs or cores(),
             on_progress=lambda job, sessions, turns: watch.progressed(job.cell, sessions, turns),
             on_end=on_end,
         )
@@ -148,6 +151,15 @@ def execute(
     order = {job.cell: index for index, job in enumerate(all_jobs)}
     failures.sort(key=lambda failure: order[failure.cell])
     return RunResult(folder, done, kept, tuple(failures), invalid)
+
+
+def estimate_s(planned: Plan, jobs: int | None = None) -> float:
+    """Very roughly, how long all cells will take on this machine, in seconds."""
+    from harness.pool import cores
+
+    turns = {workload.name: workload.turns for workload in planned.workloads}
+    cpu_s = [CELL_CPU_S + turns[cell.workload] / TURNS_PER_CPU_S for cell in planned.cells]
+    return max(sum(cpu_s) / min(jobs or cores(), cores()), max(cpu_s))
 
 
 def why_invalid(summary: Mapping[str, Any], max_failed_share: float) -> str | None:

@@ -46,6 +46,13 @@ class _Running:
     pipe: Connection
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def run_cells(
     jobs: Sequence[CellJob],
     *,
