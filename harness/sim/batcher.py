@@ -15,38 +15,8 @@ from harness.sim.block_cache import NO_MATCH, BlockCache, Holding
 from harness.sim.engine_types import EngineParams
 from harness.sim.overlap import Overlap
 from harness.sim.sequence import DecodeGroup, Sequence
+from harness.sim.step_loop import Batch
 from harness.sim.waiting import Waiting, waiting_queue
-
-
-class Batch:
-    """One step: prefill `chunks` of (sequence, new, computed before), and `decodes` sequences.
-
-    `walked` lists a one-by-one step in order; it is None if the decodes are the whole group.
-    """
-
-    __slots__ = (
-        "chunks",
-        "context",
-        "decodes",
-        "loads",
-        "observed",
-        "preempted",
-        "stuck",
-        "walked",
-    )
-
-    def __init__(self) -> None:
-        self.chunks: list[tuple[Sequence, int, int]] = []
-        self.decodes = 0
-        self.context = 0
-        self.walked: list[tuple[Sequence, int]] | None = None
-        self.preempted: list[Sequence] = []
-        self.loads: list[tuple[Sequence, int]] = []
-        """Sequences that got blocks and wait for the KV of so many tokens."""
-        self.stuck = False
-        """A waiting request blocks the queue; only a request that ends can change that."""
-        self.observed = False
-        """The text of the blocking request is being written: what it can hit changes."""
 
 
 class Batcher:
@@ -457,8 +427,10 @@ def _place(sequence: Sequence) -> int:
     return sequence.place
 
 
-def _last_to_run(sequence: Sequence) -> tuple[int, int]:
-    return sequence.priority, sequence.arrived_ps
+def _last_to_run(sequence: Sequence) -> tuple[int, int, int]:
+    # vLLM looks at priority and arrival only, and real arrivals are never equal. Without the id
+    # two requests that arrive together could preempt themselves in turn for ever.
+    return sequence.priority, sequence.arrived_ps, sequence.id
 
 
 def never_runs(params: EngineParams, blocks: int, prompt: int, final: int) -> str | None:

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from agentsched import PerformanceDataError, SimulationError
 from harness.sim.api_server import ApiServer
-from harness.sim.batcher import Batch, Batcher, never_runs, stalled
+from harness.sim.batcher import Batcher, never_runs, stalled
 from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
 from harness.sim.engine_types import (
@@ -26,6 +26,7 @@ from harness.sim.engine_types import (
     StepTime,
 )
 from harness.sim.sequence import Sequence
+from harness.sim.step_loop import Batch, KvPool, StepLoop
 from harness.sim.stretch import Stretch
 from schedulers.types import ReplicaSample
 
@@ -65,8 +66,7 @@ class Engine:
             )
         self.params = params
         self._step_time = step_time
-        self._cache = BlockCache(kv_blocks - params.null_blocks, params.prefix_caching)
-        self._batcher = Batcher(params, self._cache)
+        self._cache, self._batcher = self._parts(kv_blocks)
         self._api = ApiServer(params.api_request_ps, params.api_prompt_token_ps)
         self._on_step = on_step
         self._requests: dict[int, Sequence] = {}
@@ -89,6 +89,12 @@ class Engine:
         self._busy_ps = 0
         self._done_steps = 0
         self._at_reset = (0, 0, 0, 0, 0)
+
+    def _parts(self, kv_blocks: int) -> tuple[KvPool, StepLoop]:
+        """The KV pool, and what composes the steps."""
+        params = self.params
+        cache = BlockCache(kv_blocks - params.null_blocks, params.prefix_caching)
+        return cache, Batcher(params, cache)
 
     # ---- what the driver calls ---------------------------------------------------------------
 
@@ -221,7 +227,8 @@ class Engine:
             )
         if not sequence.grouped:
             return sequence.tokens - sequence.prompt
-        done = 0 if self._batch is None else self._stretch.done_by(now * PS_PER_NS)
+        decoding = self._batch is not None and self._batch.decodes > 0
+        done = self._stretch.done_by(now * PS_PER_NS) if decoding else 0
         return self._batcher.group.step + done + sequence.base - sequence.prompt
 
     def sample(self) -> ReplicaSample:
@@ -412,7 +419,7 @@ class Engine:
 
     def _drop_aborted(self, batch: Batch) -> None:
         for sequence in self._aborting:
-            if sequence.decoding:
+            if sequence.decoding and batch.decodes:
                 self._generated -= 1
             self._batcher.drop(sequence)
         self._aborting.clear()
@@ -459,7 +466,7 @@ class Engine:
             group = [
                 (s.place, s.id, 1, batcher.group.step + s.base - 1)
                 for s in batcher.running.values()
-                if s.grouped
+                if s.grouped and batch.decodes
             ]
             rows = [row[1:] for row in sorted(chunks + group)]
         preempted = tuple(s.id for s in batch.preempted)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import (
@@ -130,9 +131,11 @@ def _compare_state(
     assert (state.prefill_tokens, state.decode_tokens) == (slow.prefill_tokens, slow.decode_tokens)
     assert (state.busy_ps, state.steps) == (slow.busy, len(slow.steps))
     queue = [None if block.hash is None else names[block.hash] for block in cache.queue]
-    assert fast._cache.free_queue() == queue
+    pool = fast._cache
+    assert isinstance(pool, BlockCache)
+    assert pool.free_queue() == queue
     copies = {names[key]: [b.refs for b in blocks] for key, blocks in cache.by_hash.items()}
-    assert fast._cache.copies() == copies
+    assert pool.copies() == copies
 
 
 @settings(max_examples=800, deadline=None)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import pytest
 
 from harness.sim.batcher import never_runs
+from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest, StepRecord
@@ -71,7 +72,9 @@ class Ours:
 
     def _look(self, record: StepRecord) -> None:
         self.steps.append(record._replace(preempted=()))
-        self.queues.append(self.engine._cache.free_queue())
+        pool = self.engine._cache
+        assert isinstance(pool, BlockCache)
+        self.queues.append(pool.free_queue())
 
     def run(self, actions: list[Arrival | Abort]) -> None:
         for action in actions:

@@ -193,7 +193,7 @@ class OracleEngine:
             assert request.holding is not None
             while self.blocks(request, new) - len(request.holding.blocks) > cache.free:
                 if p.policy == "priority":
-                    victim = max(self.running, key=lambda r: (r.priority, r.arrived))
+                    victim = max(self.running, key=lambda r: (r.priority, r.arrived, r.id))
                     if self.running.index(victim) < index:
                         index -= 1
                     for item in [s for s in scheduled if s[0] is victim]:

@@ -154,7 +154,7 @@ class VllmLoop:
             prompt_token_ids=prompt,
             sampling_params=self.sampling(max_tokens=output, ignore_eos=True),
             pooling_params=None,
-            arrival_time=float(at),
+            arrival_time=float(at * 1_000_000 + ident),  # never equal, as in life
             priority=priority,
             block_hasher=self.hasher,
         )
