@@ -452,26 +452,3 @@ def summarise(frames: Frames) -> dict[str, dict[str, Any]]:
         for metric in METRICS
         for value, n in (metric.compute(frames),)
     }
-
-
-def reference() -> str:
-    """The definitions as the Markdown page docs/metrics.md."""
-    lines = [
-        "# Metrics",
-        "",
-        "Generated from `results/metrics.py` (`python -m results.metrics`). Each metric has one",
-        "definition, and `summary.json` of a cell holds the value, the unit and the number of",
-        "observations of every one. A value that cannot be known from the run is `null`, never 0.",
-        "Percentiles interpolate linearly between order statistics.",
-        "",
-        "| tag | unit | better | formula | source |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [f"| `{m.tag}` | {m.unit} | {m.better} | {m.formula} | {m.source} |" for m in METRICS]
-    lines += ["", "## Facts", "", "What a driver may state about a cell, for metrics and captions:"]
-    lines += ["", *(f"- `{name}`: {meaning}" for name, meaning in FACTS.items()), ""]
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -213,7 +213,7 @@ def _ecdf(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[Any, Any]:
     return np.quantile(values, shares), shares
 
 
-def _thin(x: Any, y: Any, most: int = 400) -> tuple[Any, Any]:
+def _thin(x: Any, y: Any, most: int = 150) -> tuple[Any, Any]:
     """Means over equal runs of samples, so that a long run does not make a heavy figure."""
     if x.size <= most:
         return x, y
@@ -229,4 +229,5 @@ def _log_if_wide(axis: Axes) -> None:
     values = values[values > 0]
     if values.size and np.quantile(values, 0.99) > 50 * np.quantile(values, 0.05):
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlim(left=float(np.quantile(values, 0.02)))

@@ -59,11 +59,20 @@ class Claim:
     unit: str
     note: str
 
-    @property
-    def topology_key(self) -> str | None:
-        """The topology as ours are named: `4 nodes x 2xH100` is `4x2xh100`."""
-        found = re.match(r"(\d+) nodes? x (\d+)x(\w+)", self.topology or "")
-        return "x".join(found.groups()).lower() if found else self.topology
+    def fits_topology(self, name: str) -> bool:
+        """Whether one of our topologies, by its name, is the one of the claim.
+
+        `4 nodes x 2xH100` is our `4x2xh100`, `A40: 300 W prefiller, 200 W decoders` our
+        `a40-300w-200w`, and `A40 cluster` any of ours on A40 alone without power limits.
+        """
+        text = self.topology or ""
+        if nodes := re.match(r"(\d+) nodes? x (\d+)x(\w+)", text):
+            return name == "x".join(nodes.groups()).lower()
+        if limits := re.match(r"(\w+): (\d+) W \w+, (\d+) W", text):
+            return name == "{}-{}w-{}w".format(*limits.groups()).lower()
+        if cluster := re.fullmatch(r"(\w+) cluster", text):
+            return name.endswith(cluster[1].lower())
+        return not text or name == text
 
     @property
     def counted(self) -> bool:
@@ -149,7 +158,7 @@ def beside(
         and claim.counted
         and claim.scheduler in schedulers
         and claim.model in (None, model)
-        and claim.topology_key in (None, topology)
+        and claim.fits_topology(topology)
         and (not claim.workers or workers in claim.workers)
     ]
 

@@ -60,12 +60,12 @@ def to_text(tables: Iterable[MetricTable], width: int) -> str:
 
 def to_markdown(table: MetricTable) -> str:
     head = ["scheduler", *_headings(table)]
-    lines = [f"### {_markdown_text(table.title)}", "", _markdown_row(head)]
+    lines = [f"### {markdown_text(table.title)}", "", _markdown_row(head)]
     lines.append("|---|" + "---:|" * len(table.metrics))
     for row in table.rows:
-        name = _markdown_text(row.name) + f"<br>*{' '.join(_sublabel(row))}*"
+        name = markdown_text(row.name) + f"<br>*{' '.join(_sublabel(row))}*"
         lines.append(_markdown_row([name, *(_markdown_entry(entry) for entry in row.entries)]))
-    lines += ["", *(f"{_markdown_text(caption)}  " for caption in table.captions), ""]
+    lines += ["", *(f"{markdown_text(caption)}  " for caption in table.captions), ""]
     return "\n".join(lines)
 
 
@@ -226,7 +226,7 @@ def _markdown_entry(entry: Entry) -> str:
     return "<br>".join(part for part in (value, f"{entry.change} {entry.range}".strip()) if part)
 
 
-def _markdown_text(text: str) -> str:
+def markdown_text(text: str) -> str:
     for character in "\\`*_{}[]<>#|":
         text = text.replace(character, f"\\{character}")
     return text

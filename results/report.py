@@ -14,11 +14,11 @@ from results import drawing, render
 from results.cells import disk
 from results.formatting import level
 from results.groups import Group
-from results.metrics import MAIN, METRICS
+from results.metrics import BY_TAG, MAIN, METRICS
 from results.published import SIZE_TOLERANCE, VERDICTS, tally
 from results.run import Run
 from results.sections import Section, sections
-from results.tables import SHORT_UNITS, UNKNOWN, Row
+from results.tables import SHORT_UNITS, UNKNOWN, Row, table_of
 from results.timelines import timelines
 from results.verdicts import Judged
 
@@ -81,7 +81,8 @@ def _contents(
     if "md" in formats:
         yield "report.md", _markdown(runs, found, pictures).encode()
     if "csv" in formats:
-        yield "metrics.csv", render.to_csv(tables).encode()
+        everything = [table_of(section.group, list(BY_TAG)) for section in found]
+        yield "metrics.csv", render.to_csv(everything).encode()
     if "latex" in formats:
         yield "tables.tex", "\n".join(map(render.to_latex, tables)).encode()
     for section in found if pictures else ():
@@ -119,6 +120,13 @@ def _markdown(runs: Sequence[Run], found: Sequence[Section], pictures: str | Non
             lines += [
                 f"| {j.claim.id} | {j.claim.text()} | {j.ours_text()} | {j.verdict} |"
                 for j in section.judged
+            ]
+            lines.append("")
+        if section.errors:
+            lines += ["| scheduler | turns that were | error | count |", "|---|---|---|---:|"]
+            lines += [
+                f"| {' | '.join(map(render.markdown_text, texts))} | {n} |"
+                for *texts, n in section.errors
             ]
             lines.append("")
         for picture, _ in section.figures if pictures else ():
@@ -182,6 +190,7 @@ def _section_view(section: Section, markup: type[Any]) -> dict[str, Any]:
             }
             for picture, figure in section.figures
         ],
+        "errors": section.errors,
         "schedulers": group.schedulers,
         "all": list(_all_metrics(group)),
         "timelines": timelines(group, section.rows("turns"), section.rows("sessions")),

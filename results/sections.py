@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -50,6 +51,14 @@ class Section:
     def figures(self) -> list[tuple[Picture, Figure]]:
         """Drawn once, whatever formats they are written in."""
         return [(picture, picture.draw()) for picture in self._pictures()]
+
+    @cached_property
+    def errors(self) -> list[tuple[str, str, str, int]]:
+        """Scheduler, status, message and how often, of turns that were not served."""
+        turns = self.rows("turns")
+        bad = turns[turns["status"] != "ok"].fillna({"error": ""})
+        counts = Counter(zip(bad["scheduler"], bad["status"], bad["error"], strict=True))
+        return [(*key, n) for key, n in sorted(counts.items())]
 
     def rows(self, kind: str) -> pd.DataFrame:
         frame: pd.DataFrame = getattr(self.run, kind)

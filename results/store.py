@@ -116,7 +116,7 @@ class RunStore:
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             cell = _cell_of(entry)
             if cell is not None:
-                found[cell] = found.get(cell, 0) + (".partial-" in entry.name)
+                found[cell] = found.get(cell, 0) + (entry.name != cell.name)
         extra = [cell for cell in found if cell not in set(planned)]
         return [self._state(cell, found.get(cell, 0)) for cell in [*planned, *extra]]
 

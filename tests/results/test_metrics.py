@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.frames import Frames, table
-from results.metrics import BY_TAG, MAIN, METRICS, reference, summarise
+from results.metrics import BY_TAG, MAIN, METRICS, summarise
 from results.records import ReplicaRecord, SessionRecord, TurnRecord
+from results.reference import reference
 from tests.oracles import metrics as oracle
 from tests.results import golden
 from tests.results.synthetic import MS, S, turn
@@ -148,7 +149,7 @@ def test_a_turn_without_a_streamed_first_token_counts_for_tokens_but_not_for_ttf
 def test_every_metric_is_documented_and_the_page_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "metrics.md"
     assert page.read_text("utf-8") == reference(), (
-        "run: python -m results.metrics > docs/metrics.md"
+        "run: python -m results.reference > docs/metrics.md"
     )
     assert all(m.formula and m.source and m.unit for m in METRICS)
     assert set(MAIN) <= set(BY_TAG)

@@ -67,6 +67,27 @@ def test_the_page_says_what_is_missing(out: Path) -> None:
     assert "## Missing" in markdown
 
 
+def test_errors_are_counted_by_scheduler_and_message(tmp_path: Path) -> None:
+    cell = CellId("w", "tao", 2, 0)
+    with RunStore.open(tmp_path / "run", "", {"label": "measured"}) as store:
+        writer = store.start(cell)
+        for index in range(3):
+            writer.turn(turn("a", index, status="failed", error="reset | by peer"))
+        writer.turn(turn("b", 0, status="rejected", error=None))
+        writer.turn(turn("c", 0))
+        writer.finish(10**10, {}, {})
+    run = load_run(tmp_path / "run")
+    (section,) = sections([run])
+    assert section.errors == [
+        ("tao", "failed", "reset | by peer", 3),
+        ("tao", "rejected", "", 1),
+    ]
+    write_report(run, tmp_path / "out", ["md", "html"])
+    text = (tmp_path / "out" / "report.md").read_text("utf-8")
+    assert "| tao | failed | reset \\| by peer | 3 |" in text
+    assert "<td>reset | by peer</td>" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
 def test_ids_are_unique_and_references_resolve(out: Path) -> None:
     page = (out / "report.html").read_text("utf-8")
     ids = re.findall(r'\sid="([^"]+)"', page)
