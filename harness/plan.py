@@ -151,11 +151,19 @@ class Plan:
 
     def _digests(self) -> dict[str, str]:
         """Of the user's files that results depend on."""
-        sources = [w.source for w in self.workloads if w.source not in workload_names()]
-        sources += [arm.target.rpartition(":")[0] for arm in self.arms if _is_file(arm.target)]
+        files = {
+            f"workload {workload.name}": workload.source
+            for workload in self.workloads
+            if workload.source not in workload_names()
+        }
+        files |= {
+            f"scheduler {arm.name}": arm.target.rpartition(":")[0]
+            for arm in self.arms
+            if _is_file(arm.target)
+        }
         return {
-            Path(source).name: hashlib.sha256(Path(source).read_bytes()).hexdigest()
-            for source in sources
+            what: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            for what, file in files.items()
         }
 
 
@@ -212,6 +220,11 @@ def _arms(spec: RunSpec) -> tuple[Arm, ...]:
     for index, target in enumerate(spec.schedulers):
         with spec.locating("schedulers", index):
             cls = registry.find(target)
+            if _is_file(target) and cls.name in registry.SHIPPED:
+                raise UsageError(
+                    f"your scheduler is called `{cls.name}`, which is the name of a shipped one",
+                    "give yours another `name`, so that figures are not mistaken for its",
+                )
             if any(arm.name == cls.name for arm in arms):
                 raise UsageError(
                     f"two schedulers are called `{cls.name}`", "give yours another `name`"
@@ -254,7 +267,8 @@ def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> Planne
     if wanted.name not in workload_names():
         path = spec.path_of(wanted)
         if path.is_file():
-            name, source = path.name.split(".")[0], str(path.resolve())
+            name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+            source = str(path.resolve())
     sessions = load_workload(
         source, sessions=wanted.sessions, seed=spec.seeds[0], settings=wanted.settings
     )

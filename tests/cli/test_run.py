@@ -205,7 +205,7 @@ def test_an_edited_scheduler_does_not_go_on_with_the_old_ones_run(tmp_path: Path
     done = agentsched(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     assert "holds another run" in done.stderr
-    assert "mine.py" in done.stderr
+    assert "inputs.scheduler slow: " in done.stderr
 
 
 def test_too_few_sessions_for_the_workers_is_finished_but_invalid(tmp_path: Path) -> None:
@@ -290,5 +290,5 @@ def test_the_manifest_says_how_it_came_about(tmp_path: Path) -> None:
     assert manifest["spec"]["gateway_share"] == 0.5
     assert manifest["workloads"]["tiny"]["origins"] == ["recorded"]
     assert manifest["engine"]["max_num_batched_tokens"] == 8192
-    assert len(manifest["spec"]["inputs"]["tiny.jsonl"]) == 64
+    assert len(manifest["spec"]["inputs"]["workload tiny"]) == 64
     assert (tmp_path / "out/spec.yaml").read_text() == (tmp_path / "spec.yaml").read_text()

@@ -100,12 +100,26 @@ def test_what_cannot_be_is_told_before_anything_runs(
     assert caught.value.exit_code == TopologyError.exit_code == 2
 
 
-def test_two_schedulers_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_schedulers_keep_their_names_apart(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("from schedulers.round_robin import RoundRobin\n")
-    spec = load_spec(tiny_spec(tmp_path), Flags(schedulers=["round-robin", f"{file}:RoundRobin"]))
-    with pytest.raises(UsageError, match="two schedulers are called `round-robin`"):
-        plan(spec)
+    file.write_text(
+        "from schedulers.round_robin import RoundRobin\n"
+        "class One(RoundRobin): name = 'mine'\n"
+        "class Two(RoundRobin): name = 'mine'\n"
+    )
+    for classes, words in (
+        (["One", "Two"], "two schedulers are called `mine`"),
+        (["RoundRobin"], "which is the name of a shipped one"),
+    ):
+        targets = [f"{file}:{name}" for name in classes]
+        with pytest.raises(UsageError, match=words):
+            plan(load_spec(tiny_spec(tmp_path), Flags(schedulers=targets)))
+
+
+def test_a_trace_is_called_by_its_file_name(tmp_path: Path) -> None:
+    spec = tiny_spec(tmp_path, workloads=[{"name": "tiny.v2.jsonl", "workers": 1}])
+    (tmp_path / "tiny.jsonl").rename(tmp_path / "tiny.v2.jsonl")
+    assert [workload.name for workload in plan(load_spec(spec)).workloads] == ["tiny.v2"]
 
 
 def test_two_traces_of_one_name_are_refused(tmp_path: Path) -> None:
