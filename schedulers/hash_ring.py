@@ -28,8 +28,9 @@ class HashRing:
     def walk(self, key: str) -> Iterator[str]:
         """Each replica once, the key's owner first."""
         start = bisect_left(self._points, (position(key), ""))
-        seen = set()
-        for _, replica in self._points[start:] + self._points[:start]:
+        seen: set[str] = set()
+        for offset in range(len(self._points)):
+            _, replica = self._points[(start + offset) % len(self._points)]
             if replica not in seen:
                 seen.add(replica)
                 yield replica
