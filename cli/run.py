@@ -111,7 +111,8 @@ def _conclude(result: RunResult, debug: bool) -> None:
         print(f"invalid: {cell.name}: {why}", file=sys.stderr)
     total = len(result.done) + len(result.failures)
     print(f"{len(result.done)} of {total} cells done in {result.path}")
-    print(f"next: agentsched report {result.path}")
+    if result.done:
+        print(f"next: agentsched report {result.path}")
     if result.failures:
         raise typer.Exit(AgentschedError.exit_code)
     if result.invalid:

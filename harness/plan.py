@@ -24,6 +24,7 @@ from harness.spec import RunSpec, WorkloadSpec
 from harness.topology import find_topology
 from results.cells import CellId
 from schedulers import registry
+from schedulers.base import Scheduler
 from workloads.catalog import load_workload, workload_names
 from workloads.stats import peak_context
 
@@ -39,6 +40,9 @@ class Arm:
     target: str
     """As the registry finds it: a name or file.py:Class."""
     settings: Mapping[str, Any]
+    """As given."""
+    config: Mapping[str, str]
+    """All of them, defaults included, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Plan:
             ],
             "engine": asdict(self.engine),
             "sim": asdict(self.sim),
-            "schedulers": {arm.name: _config_facts(arm) for arm in self.arms},
+            "schedulers": {arm.name: dict(arm.config) for arm in self.arms},
             "versions": {
                 "agentsched": agentsched.__version__,
                 "python": platform.python_version(),
@@ -231,9 +235,9 @@ def _arms(spec: RunSpec) -> tuple[Arm, ...]:
                 )
         settings = spec.scheduler_settings.get(cls.name, {})
         with spec.locating("scheduler_settings", cls.name):
-            registry.configure(cls, settings)
+            config = _configured(cls, settings)
         target = str(Path(target).resolve()) if _is_file(target) else target
-        arms.append(Arm(cls.name, target, settings))
+        arms.append(Arm(cls.name, target, settings, config))
     known = [*(arm.name for arm in arms), *registry.names()]
     for name in spec.scheduler_settings:
         if name not in known:
@@ -243,6 +247,21 @@ def _arms(spec: RunSpec) -> tuple[Arm, ...]:
                 f"schedulers of this run: {', '.join(arm.name for arm in arms)}",
             )
     return tuple(arms)
+
+
+def _configured(cls: type[Scheduler], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Every setting the scheduler will run with; made once here, so that what fails fails early."""
+    try:
+        config = registry.configure(cls, settings)
+        cls(config)
+        return {key: str(value) for key, value in asdict(config).items()}
+    except UsageError:
+        raise
+    except Exception as error:  # a user's class may raise anything when it is made
+        raise UsageError(
+            f"scheduler `{cls.name}` cannot be made: {type(error).__name__}: {error}",
+            "compare it with the example in CONTRIBUTING.md",
+        ) from error
 
 
 def _is_file(target: str) -> bool:
@@ -311,9 +330,3 @@ def _replica_facts(cluster: Cluster, index: int) -> dict[str, Any]:
         "kv_tokens": replica.kv_tokens,
         "context_limit": replica.context_limit,
     }
-
-
-def _config_facts(arm: Arm) -> dict[str, Any]:
-    """Every setting the scheduler ran with, defaults included."""
-    config = registry.configure(registry.find(arm.target), arm.settings)
-    return {key: str(value) for key, value in asdict(config).items()}

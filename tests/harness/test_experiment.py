@@ -116,6 +116,28 @@ def test_schedulers_keep_their_names_apart(tmp_path: Path) -> None:
             plan(load_spec(tiny_spec(tmp_path), Flags(schedulers=targets)))
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("name = 'mine'", "cannot be made: TypeError: Can't instantiate abstract class"),
+        ("name = 'mine'; Config = dict; choose = None", "cannot be made: TypeError"),
+        ("name = 'mine'; choose = None\n  def __init__(self, *a): 1 / 0", "ZeroDivisionError"),
+        ("choose = None", "has no `name`"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_made_is_told_early(
+    tmp_path: Path, body: str, words: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from schedulers.base import RoutingScheduler\n"
+        f"class Mine(RoutingScheduler):\n  info = 1; {body}\n"
+    )
+    with pytest.raises(UsageError) as caught:
+        plan(load_spec(tiny_spec(tmp_path), Flags(schedulers=[f"{file}:Mine"])))
+    assert words in caught.value.message
+
+
 def test_a_trace_is_called_by_its_file_name(tmp_path: Path) -> None:
     spec = tiny_spec(tmp_path, workloads=[{"name": "tiny.v2.jsonl", "workers": 1}])
     (tmp_path / "tiny.jsonl").rename(tmp_path / "tiny.v2.jsonl")
