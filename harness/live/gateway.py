@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from harness.live.anthropic_api import CountTokens, Messages, PassedMessages
 from harness.live.conversations import Conversations
 from harness.live.dialect import JSON_TYPE, Dialect, Reading, RequestError, decode_body, encode
 from harness.live.driver import LiveDriver
@@ -12,6 +13,7 @@ from harness.live.identity import Identity, identify
 from harness.live.openai_chat import ChatCompletions, Completions
 from harness.live.polling import Poller
 from harness.live.relay import Relay
+from harness.live.responses_api import PassedResponses, Responses
 from harness.live.texts import Node, TextTree, TokenRatio, correct, runs_of
 from harness.live.wire import Exchange, Headers, Receiver, Request, Sender
 from schedulers.types import PromptRef, Usage
@@ -27,7 +29,9 @@ class GatewaySettings:
     """Until engines have reported usage. Our choice, a common rule of thumb."""
     learn_ratio: bool = True
     """Correct the bytes per token by what engines report (ThunderAgent's EWMA)."""
-    record_content: bool = False
+    passed: frozenset[str] = frozenset()
+    """Paths among /v1/messages and /v1/responses that the engines serve themselves: passed
+    through. The others are translated to chat completions."""
 
 
 class Observer:
@@ -189,8 +193,13 @@ class _Passing(Receiver):
 
 
 def default_dialects(settings: GatewaySettings) -> tuple[Dialect, ...]:
-    """All APIs the gateway speaks to engines that speak OpenAI's."""
+    """All APIs, translated where the engines do not speak them."""
+    urls = settings.allow_urls
+    passed = settings.passed
     return (
-        ChatCompletions(allow_urls=settings.allow_urls),
-        Completions(allow_urls=settings.allow_urls),
+        ChatCompletions(allow_urls=urls),
+        Completions(allow_urls=urls),
+        (PassedMessages if "/v1/messages" in passed else Messages)(allow_urls=urls),
+        CountTokens(allow_urls=urls),
+        (PassedResponses if "/v1/responses" in passed else Responses)(allow_urls=urls),
     )

@@ -144,38 +144,47 @@ class OpenAIReply(Reply):
     raw_usage: Any = None
 
     def take(self, event: bytes) -> bytes:
+        chunk = self._decoded(event)
+        if chunk is None:
+            return event
+        self._absorb(chunk)
+        if self.strip_usage and "usage" in chunk:
+            if not chunk.get("choices") and "error" not in chunk:
+                return b""
+            del chunk["usage"]
+            return event_bytes(encode(chunk))
+        return event
+
+    def _decoded(self, event: bytes) -> dict[str, Any] | None:
+        """The chunk in an event; None if there is none in it."""
         data = data_of(event)
         if not data:
-            return event
+            return None
         if data == DONE:
             self.complete = True
-            return event
+            return None
         try:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
-            self.broken += 1
-            return event
+            chunk = None
         if not isinstance(chunk, dict):
             self.broken += 1
-            return event
-        choices = chunk.get("choices") or ()
+            return None
+        return chunk
+
+    def _absorb(self, chunk: dict[str, Any]) -> None:
+        """Keep the books."""
         usage = chunk.get("usage")
         if usage is not None:
             self.raw_usage = usage
             self.usage = openai_usage(usage) or self.usage
         if "error" in chunk:
             self._fail(chunk["error"])
-        for choice in choices:
+        for choice in chunk.get("choices") or ():
             self._choose(choice)
         for name, value in chunk.items():
             if name not in ("choices", "usage") and self.top.get(name) is None:
                 self.top[name] = value
-        if self.strip_usage and "usage" in chunk:
-            if not choices and "error" not in chunk:
-                return b""
-            del chunk["usage"]
-            return event_bytes(encode(chunk))
-        return event
 
     def _fail(self, error: Any) -> None:
         message = error.get("message") if isinstance(error, dict) else error

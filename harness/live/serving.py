@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
+
+import orjson
 
 from agentsched import AgentschedError, SchedulerError
 from harness.control.ledger import ReplicaConfig
@@ -48,6 +50,8 @@ class ServeSettings:
     """Part of each replica's KV that this gateway may use."""
     wait_s: float = 600.0
     """How long to wait for the replicas to answer before serving."""
+    probe_apis: bool = True
+    """Ask the engines which APIs they serve; else `gateway.passed` says it."""
     driver: DriverSettings = field(default_factory=DriverSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     poll: PollSettings = field(default_factory=PollSettings)
@@ -146,7 +150,10 @@ class ServedGateway:
             on_error=self._broken,
         )
         senders: dict[str, Sender] = dict(self.clients)
-        self.gateway = Gateway(self.driver, senders, self.settings.gateway)
+        settings = self.settings.gateway
+        if self.settings.probe_apis:
+            settings = replace(settings, passed=await self._engine_apis())
+        self.gateway = Gateway(self.driver, senders, settings)
         if self._observer is not None:
             self.gateway.observer = self._observer
         admin = Admin(self.gateway, self.policy.scheduler.name, self._decisions)
@@ -208,6 +215,19 @@ class ServedGateway:
         self._broken(
             SchedulerError(self.policy.scheduler.name, "Solve", self.driver.clock.now, problem)
         )
+
+    async def _engine_apis(self) -> frozenset[str]:
+        """Paths that all replicas list in their API description, as vLLM's servers do."""
+        common: frozenset[str] | None = None
+        for client in self.clients.values():
+            status, page = await fetch(client, "/openapi.json")
+            try:
+                paths = orjson.loads(page).get("paths", ()) if status == 200 else ()
+            except (orjson.JSONDecodeError, AttributeError):
+                paths = ()
+            found = frozenset(paths) & {"/v1/messages", "/v1/responses"}
+            common = found if common is None else common & found
+        return common or frozenset()
 
     async def _capacity(self, name: str) -> int | None:
         """Wait for the replica and ask for its KV tokens; None if it does not tell."""

@@ -168,7 +168,9 @@ def test_in_real_time_over_http(scheduler: str) -> None:
     )
     assert {t.status for t in records.turns} == {"ok"}
     counts = {(t.session, t.turn): (t.prompt_tokens, t.output_tokens) for t in sim.turns}
-    assert {(t.session, t.turn): (t.prompt_tokens, t.output_tokens) for t in records.turns} == counts
+    assert {
+        (t.session, t.turn): (t.prompt_tokens, t.output_tokens) for t in records.turns
+    } == counts
     assert sorted(s.session for s in records.sessions) == sorted(s.id for s in sessions)
     for turn in records.turns:
         assert turn.dispatched is not None
