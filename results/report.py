@@ -17,7 +17,7 @@ from results.groups import Group
 from results.metrics import BY_TAG, MAIN, METRICS
 from results.published import SIZE_TOLERANCE, VERDICTS, tally
 from results.run import Run
-from results.sections import Section, sections
+from results.sections import Picture, Section, sections
 from results.tables import SHORT_UNITS, UNKNOWN, Row, table_of
 from results.timelines import timelines
 from results.verdicts import Judged
@@ -86,12 +86,12 @@ def _contents(
     if "latex" in formats:
         yield "tables.tex", "\n".join(map(render.to_latex, tables)).encode()
     for section in found if pictures else ():
-        for picture, figure in section.figures:
+        for picture in section.figures:
             stem = f"figures/{section.id}-{picture.name}"
             if "svg" in formats:
-                yield f"{stem}.svg", drawing.to_svg(figure).encode()
+                yield f"{stem}.svg", drawing.to_svg(picture.figure).encode()
             if "png" in formats:
-                yield f"{stem}.png", drawing.to_png(figure)
+                yield f"{stem}.png", drawing.to_png(picture.figure)
 
 
 def missing(runs: Sequence[Run]) -> list[str]:
@@ -129,7 +129,7 @@ def _markdown(runs: Sequence[Run], found: Sequence[Section], pictures: str | Non
                 for *texts, n in section.errors
             ]
             lines.append("")
-        for picture, _ in section.figures if pictures else ():
+        for picture in section.figures if pictures else ():
             name = f"figures/{section.id}-{picture.name}.{pictures}"
             lines += [f"![{picture.name}]({name})", "", picture.caption, ""]
     return "\n".join(lines)
@@ -175,7 +175,7 @@ def _run_view(run: Run) -> dict[str, str]:
 def _section_view(section: Section, markup: type[Any]) -> dict[str, Any]:
     table, group = section.table, section.group
     units = zip(table.headings, table.units, strict=True)
-    return {
+    view = {
         "id": section.id,
         "title": table.title,
         "label": group.label,
@@ -183,18 +183,19 @@ def _section_view(section: Section, markup: type[Any]) -> dict[str, Any]:
         "rows": [_row_view(row, section) for row in table.rows],
         "captions": table.captions,
         "claims": [_claim_view(judged) for judged in section.judged],
-        "figures": [
-            {
-                "svg": markup(drawing.to_svg(figure, inline=f"{section.id}-{picture.name}")),
-                "caption": picture.caption,
-            }
-            for picture, figure in section.figures
-        ],
+        "figures": [_picture_view(picture, section.id, markup) for picture in section.figures],
         "errors": section.errors,
         "schedulers": group.schedulers,
         "all": list(_all_metrics(group)),
-        "timelines": timelines(group, section.rows("turns"), section.rows("sessions")),
+        "timelines": timelines(group, section.turns, section.sessions),
     }
+    section.release()
+    return view
+
+
+def _picture_view(picture: Picture, prefix: str, markup: type[Any]) -> dict[str, Any]:
+    svg = drawing.to_svg(picture.figure, inline=f"{prefix}-{picture.name}")
+    return {"svg": markup(svg), "caption": picture.caption}
 
 
 def _row_view(row: Row, section: Section) -> dict[str, Any]:

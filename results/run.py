@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -62,15 +62,15 @@ class Run:
 
     @cached_property
     def turns(self) -> pd.DataFrame:
-        return self._gather("turns")
+        return self.records("turns")
 
     @cached_property
     def sessions(self) -> pd.DataFrame:
-        return self._gather("sessions")
+        return self.records("sessions")
 
     @cached_property
     def replicas(self) -> pd.DataFrame:
-        return self._gather("replicas")
+        return self.records("replicas")
 
     @cached_property
     def partial(self) -> pd.DataFrame:
@@ -82,6 +82,17 @@ class Run:
                 parts.append(_labelled(read_log(log), state.cell))
         empty = _labelled(arrow_schema(TurnRecord).empty_table().to_pandas(), None)
         return pd.concat(parts, ignore_index=True) if parts else empty
+
+    def records(self, kind: str, cells: Container[str] | None = None) -> pd.DataFrame:
+        """`turns`, `sessions` or `replicas` of the finished cells, or of those so named."""
+        parts = [
+            _labelled(self.table(state.cell, kind), state.cell)
+            for state in self.states
+            if state.status == "done" and (cells is None or state.cell.name in cells)
+        ]
+        if not parts:
+            return _labelled(arrow_schema(LOGS[kind][1]).empty_table().to_pandas(), None)
+        return pd.concat(parts, ignore_index=True)
 
     def table(self, cell: CellId, kind: str) -> pd.DataFrame:
         """`turns`, `sessions` or `replicas` of one finished cell."""
@@ -105,16 +116,6 @@ class Run:
 
     def unfinished(self) -> list[CellState]:
         return [state for state in self.states if state.status != "done"]
-
-    def _gather(self, kind: str) -> pd.DataFrame:
-        parts = [
-            _labelled(self.table(state.cell, kind), state.cell)
-            for state in self.states
-            if state.status == "done"
-        ]
-        if not parts:
-            return _labelled(arrow_schema(LOGS[kind][1]).empty_table().to_pandas(), None)
-        return pd.concat(parts, ignore_index=True)
 
 
 def _identity(cell: CellId) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -28,7 +28,7 @@ class Picture:
     name: str
     """For the file name."""
     caption: str
-    draw: Callable[[], Figure]
+    figure: Figure
 
 
 @dataclass
@@ -48,21 +48,33 @@ class Section:
         return judge(self.group)
 
     @cached_property
-    def figures(self) -> list[tuple[Picture, Figure]]:
+    def figures(self) -> list[Picture]:
         """Drawn once, whatever formats they are written in."""
-        return [(picture, picture.draw()) for picture in self._pictures()]
+        return list(self._pictures())
 
     @cached_property
     def errors(self) -> list[tuple[str, str, str, int]]:
         """Scheduler, status, message and how often, of turns that were not served."""
-        turns = self.rows("turns")
+        turns = self.turns
         bad = turns[turns["status"] != "ok"].fillna({"error": ""})
         counts = Counter(zip(bad["scheduler"], bad["status"], bad["error"], strict=True))
         return [(*key, n) for key, n in sorted(counts.items())]
 
-    def rows(self, kind: str) -> pd.DataFrame:
-        frame: pd.DataFrame = getattr(self.run, kind)
-        return frame[frame["cell"].isin(self.group.cells["cell"])]
+    @cached_property
+    def turns(self) -> pd.DataFrame:
+        return self._records("turns")
+
+    @cached_property
+    def sessions(self) -> pd.DataFrame:
+        return self._records("sessions")
+
+    def _records(self, kind: str) -> pd.DataFrame:
+        return self.run.records(kind, set(self.group.cells["cell"]))
+
+    def release(self) -> None:
+        """Forgets the records, which for a large run are far larger than what is made of them."""
+        self.__dict__.pop("turns", None)
+        self.__dict__.pop("sessions", None)
 
     def _pictures(self) -> Iterator[Picture]:
         group, label = self.group, self.group.label
@@ -70,51 +82,49 @@ class Section:
         yield Picture(
             "metrics",
             f"Main metrics ({seeds}). Bars: mean over seeds; whiskers: 95 % bootstrap interval.",
-            partial(plots.main_metrics, group, [m.tag for m in self.table.metrics]),
+            plots.main_metrics(group, [metric.tag for metric in self.table.metrics]),
         )
-        turns = self.rows("turns")
         yield Picture(
             "distributions",
             f"Distribution of task latency over finished tasks and of TTFT over served turns, all "
             f"seeds together ({label}).",
-            partial(plots.distributions, group, turns, self.rows("sessions")),
+            plots.distributions(group, self.turns, self.sessions),
         )
         yield Picture(
             "pareto",
             f"Decode throughput against p95 TTFT ({seeds}); up and to the left is better.",
-            partial(plots.pareto, group),
+            plots.pareto(group),
         )
         yield Picture(
             "prompt-size",
             f"Fairness: mean TTFT by size of the prompt ({label}).",
-            partial(plots.by_prompt_size, group, turns),
+            plots.by_prompt_size(group, self.turns),
         )
-        waits = ["pause_wait_mean", "held_share", "moves_per_session"]
         yield Picture(
             "pauses",
             f"Pauses and moves ({seeds}).",
-            partial(plots.main_metrics, group, waits),
+            plots.main_metrics(group, ["pause_wait_mean", "held_share", "moves_per_session"]),
         )
-        replicas = self.rows("replicas")
-        if len(replicas):
-            seed = int(replicas["seed"].min())
-            yield Picture(
-                "replicas",
-                f"Requests (running and waiting) and KV occupancy of each replica over time, seed "
-                f"{seed} ({label}).",
-                partial(plots.replicas_over_time, group, replicas[replicas["seed"] == seed], seed),
-            )
+        yield from self._over_time()
         if len(self.siblings) > 1 and group is self.siblings[-1]:
             yield Picture(
                 "workers",
                 f"{group.workload}: cache hit, task latency and decode throughput against workers "
                 f"({label}).",
-                partial(
-                    plots.against_workers,
-                    self.siblings,
-                    ["cache_hit", "latency_mean", "decode_tps"],
-                ),
+                plots.against_workers(self.siblings, ["cache_hit", "latency_mean", "decode_tps"]),
             )
+
+    def _over_time(self) -> Iterator[Picture]:
+        replicas = self._records("replicas")
+        if replicas.empty:
+            return
+        seed = int(replicas["seed"].min())
+        yield Picture(
+            "replicas",
+            f"Requests (running and waiting) and KV occupancy of each replica over time, seed "
+            f"{seed} ({self.group.label}); long runs as means over equal spans.",
+            plots.replicas_over_time(self.group, replicas[replicas["seed"] == seed], seed),
+        )
 
 
 def sections(
