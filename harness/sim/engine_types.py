@@ -142,7 +142,7 @@ class StepRecord(NamedTuple):
     """One executed step, for tests and traces; times in picoseconds.
 
     `batch`: (request id, new tokens, tokens computed before), in the order scheduled.
-    `free_blocks` as the step runs.
+    `free_blocks` while the step runs, or at the end of the stretch of steps it was executed with.
     """
 
     start_ps: int

@@ -154,7 +154,7 @@ class DecodeGroup:
             self._marks.clear()
             self._longest.clear()
         elif len(self._ends) > 2 * self.count + 64:
-            self._ends = [e for e in self._ends if e[2].grouped and e[2].ends == e[0]]
+            self._ends = [entry for entry in self._ends if _current(entry)]
             heapify(self._ends)
 
     def advance(self, steps: int, longest_ps: int, end_ps: int) -> None:
@@ -201,7 +201,7 @@ class DecodeGroup:
     def steps_left(self) -> int:
         """Steps until the first member is done."""
         ends = self._ends
-        while not (ends[0][2].grouped and ends[0][2].ends == ends[0][0]):
+        while not _current(ends[0]):
             heappop(ends)
         return ends[0][0] - self.step
 
@@ -210,7 +210,13 @@ class DecodeGroup:
         done: list[Sequence] = []
         ends, step = self._ends, self.step
         while ends and ends[0][0] <= step:
-            end, _, sequence = heappop(ends)
-            if sequence.grouped and sequence.ends == end:
-                done.append(sequence)
+            entry = heappop(ends)
+            if _current(entry):
+                done.append(entry[2])
         return done
+
+
+def _current(entry: tuple[int, int, Sequence]) -> bool:
+    """Whether a (end, place, member) entry is not from before it left and came back."""
+    end, place, sequence = entry
+    return sequence.grouped and sequence.ends == end and sequence.place == place
