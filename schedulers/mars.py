@@ -4,7 +4,7 @@ Sessions inside the window keep their replica and are never held; new ones wait 
 come first. Every interval:
 trouble   (turns wait in an engine, or an engine preempted, or the prefix hit rate fell, or more
           tools run than the tool side can take): window = window / 2
-otherwise, if the window was full: window + 1
+otherwise, if the window was full: window + 1 per replica
 
 Within the engine MARS orders by remaining prefill (up to 2,048, 8,192, 32,768 tokens): that level
 is passed as the request's priority. Its keeping of KV and its ageing need the engine and are left
@@ -38,16 +38,16 @@ OPENING = (TurnArrived, DispatchFailed, SessionClosed, ReplicaRecovered, Timer)
 @dataclass(frozen=True, slots=True)
 class MarsConfig:
     start_window: int = 16
-    "Sessions let in at first (our choice)."
+    "Sessions let in at first, per replica (our choice)."
     min_window: int = 1
-    "Our choice."
+    "Sessions always let in, per replica (our choice)."
     increase: float = 1.0
-    "Added per interval. AIMD as the paper's summary names it; the step is our choice."
+    "Added per interval and replica. The summary names AIMD; the step is our choice."
     decrease: float = 0.5
     "Factor at trouble. As above."
     interval_s: float = 5.0
     "Time between two looks at the gauges (our choice)."
-    max_engine_waiting: int = 0
+    max_engine_waiting: int = 8
     "Waiting turns in an engine that are no trouble yet (our choice)."
     hit_rate_drop: float = 0.1
     "Fall of an engine's prefix hit rate between two looks that is trouble (our choice)."
@@ -85,35 +85,37 @@ class Mars(AdmissionScheduler):
 
     def __init__(self, config: MarsConfig | None = None, rng: Random | None = None) -> None:
         super().__init__(config, rng)
-        self.window = float(self.config.start_window)
+        self.window: float | None = None
         self._inside: dict[str, None] = {}
         self._seen: dict[str, Seen] = {}
         self._wake: int | None = None
         self._cuts = 0
 
     def counters(self) -> dict[str, float]:
-        return {"window": self.window, "window_cuts": float(self._cuts)}
+        return {"window": self.window or 0.0, "window_cuts": float(self._cuts)}
 
     def on_event(self, event: Event, cluster: ClusterView) -> Iterator[Command]:
+        if self.window is None:
+            self.window = float(self.config.start_window * len(cluster.replicas))
         if isinstance(event, SessionClosed):
             self._inside.pop(event.session, None)
         if isinstance(event, Timer) and self._wake is not None and event.now >= self._wake:
             self._wake = None
-            self._adjust(cluster)
+            self.window = self._adjusted(self.window, cluster)
         if isinstance(event, OPENING):
-            yield from self._admit(cluster)
+            yield from self._admit(int(self.window), cluster)
         if isinstance(event, (TurnArrived, DispatchFailed)) and event.turn.id in cluster.waiting:
             yield Hold(event.turn.id, why=f"outside a window of {int(self.window)} sessions")
         if self._wake is None and cluster.sessions:
             self._wake = event.now + round(self.config.interval_s * NS)
             yield WakeAt(self._wake)
 
-    def _admit(self, cluster: ClusterView) -> Iterator[Command]:
+    def _admit(self, window: int, cluster: ClusterView) -> Iterator[Command]:
         if not serving(cluster):
             return
         for turn in list(cluster.waiting.values()):
             if turn.session not in self._inside:
-                if len(self._inside) >= int(self.window):
+                if len(self._inside) >= window:
                     continue
                 self._inside[turn.session] = None
             yield self._route(turn, cluster)
@@ -127,15 +129,16 @@ class Mars(AdmissionScheduler):
         why = "stays" if home else "let in"
         return Route(turn.id, replica.id, annotations={"priority": level}, why=why)
 
-    def _adjust(self, cluster: ClusterView) -> None:
+    def _adjusted(self, window: float, cluster: ClusterView) -> float:
         # Every replica is looked at, so that the next look compares with this one.
         troubled = [self._in_trouble(replica) for replica in cluster.replicas]
         acting = sum(s.phase == "acting" for s in cluster.sessions.values())
+        replicas = len(cluster.replicas)
         if any(troubled) or (self.config.tool_slots and acting > self.config.tool_slots):
-            self.window = max(float(self.config.min_window), self.window * self.config.decrease)
             self._cuts += 1
-        elif len(self._inside) >= int(self.window):
-            self.window += self.config.increase
+            return max(float(self.config.min_window * replicas), window * self.config.decrease)
+        full = len(self._inside) >= int(window)
+        return window + self.config.increase * replicas if full else window
 
     def _in_trouble(self, replica: ReplicaView) -> bool:
         new, seen = replica.sample, self._seen.setdefault(replica.id, Seen())

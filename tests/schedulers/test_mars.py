@@ -13,7 +13,9 @@ from tests.schedulers.plane_driver import PlaneDriver, mixed, text
 
 
 def start(*names: str, **config: Any) -> PlaneDriver:
-    return PlaneDriver(Mars(configure(Mars, {"start_window": 2, **config})), mixed(*names))
+    return PlaneDriver(
+        Mars(configure(Mars, {"start_window": 2, "max_engine_waiting": 0, **config})), mixed(*names)
+    )
 
 
 def window(driver: PlaneDriver) -> float:
@@ -30,7 +32,7 @@ def fill(driver: PlaneDriver, *names: str) -> None:
 
 
 def test_new_sessions_wait_outside_a_full_window_and_old_ones_pass() -> None:
-    driver = start("a", "b")
+    driver = start("a", "b", start_window=1)  # one a replica
     fill(driver, "s", "t", "u", "v")
     assert sessions(driver) == ["s", "t"]
     driver.finish("s")
@@ -56,7 +58,8 @@ def test_a_full_window_grows_by_one_and_an_unfilled_one_stays() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "trouble"),
     [
-        (ReplicaSample(waiting=0), ReplicaSample(waiting=1), True),
+        (ReplicaSample(waiting=1), ReplicaSample(waiting=2), False),
+        (ReplicaSample(waiting=1), ReplicaSample(waiting=3), True),
         (ReplicaSample(preemptions=3), ReplicaSample(preemptions=3), False),
         (ReplicaSample(preemptions=3), ReplicaSample(preemptions=4), True),
         (ReplicaSample(), ReplicaSample(), False),
@@ -65,7 +68,7 @@ def test_a_full_window_grows_by_one_and_an_unfilled_one_stays() -> None:
 def test_trouble_halves_the_window(
     before: ReplicaSample, after: ReplicaSample, trouble: bool
 ) -> None:
-    driver = start("a", start_window=8)
+    driver = start("a", start_window=8, max_engine_waiting=2)
     fill(driver, "s")
     driver.sampled("a", before)
     driver.advance(5.0)
@@ -73,6 +76,13 @@ def test_trouble_halves_the_window(
     driver.sampled("a", after)
     driver.advance(5.0)
     assert window(driver) == (4.0 if trouble else 8.0)
+
+
+def test_two_replicas_grow_by_two() -> None:
+    driver = start("a", "b", start_window=1)
+    fill(driver, "s", "t")
+    driver.advance(5.0)
+    assert window(driver) == 4.0
 
 
 def test_a_fall_of_the_hit_rate_is_trouble() -> None:
@@ -119,7 +129,7 @@ def test_level_of_the_remaining_prefill_is_the_priority() -> None:
 
 
 def test_sessions_keep_their_replica() -> None:
-    driver = start("a", "b", start_window=4)
+    driver = start("a", "b")
     fill(driver, "s", "t")
     driver.finish("t")
     fill(driver, "u", "s")
