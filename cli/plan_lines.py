@@ -33,7 +33,7 @@ def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
         )
     yield f"  schedulers  {', '.join(arm.name for arm in plan.arms)}"
     seeds = plan.spec.seeds
-    loads = sum(len(w.spec.workers) for w in plan.workloads)
+    loads = sum(len(w.loads) for w in plan.workloads)
     yield (
         f"  cells       {len(plan.cells)} = {_count(loads, 'load')} x "
         f"{_count(len(plan.arms), 'scheduler')} x {_count(len(seeds), 'seed')}; "
@@ -45,8 +45,9 @@ def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
 
 def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[str]:
     origin = " and ".join(workload.origins)
-    workers = ", ".join(map(str, workload.spec.workers))
-    yield f"  workload    {workload.name} ({origin}): {workers} workers"
+    workers = ", ".join(map(str, workload.loads)) + " workers"
+    load = workers if workload.rate_per_s is None else "as they arrive"
+    yield f"  workload    {workload.name} ({origin}): {load}"
     yield (
         f"              {workload.sessions:,} sessions, {workload.turns:,} turns, "
         f"{_millions(workload.prompt_tokens)} prompt and {_millions(workload.output_tokens)} "
@@ -63,7 +64,7 @@ def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[s
 
 def _turns(plan: Plan) -> int:
     runs = len(plan.arms) * len(plan.spec.seeds)
-    return runs * sum(w.turns * len(w.spec.workers) for w in plan.workloads)
+    return runs * sum(w.turns * len(w.loads) for w in plan.workloads)
 
 
 def _count(number: int, noun: str) -> str:

@@ -30,6 +30,8 @@ class CellJob:
     """A shipped workload, or the path of a trace."""
     sessions: int | None
     workload_settings: Mapping[str, Any]
+    rate_per_s: float | None
+    """Sessions arriving a second; None: workers take them up."""
     target: str
     """The scheduler as `schedulers.registry` finds it: a name or file.py:Class."""
     settings: Mapping[str, Any]
@@ -60,6 +62,7 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
     from harness.sim.run import simulate
     from results.writer import CellWriter
     from schedulers.registry import create
+    from workloads.arrivals import poisson
     from workloads.catalog import load_workload
 
     with CellWriter(job.run, job.cell, "simulated") as writer:
@@ -70,9 +73,11 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
                 seed=job.cell.seed,
                 settings=job.workload_settings,
             )
+            if job.rate_per_s is not None:
+                sessions = poisson(sessions, job.rate_per_s, job.cell.seed)
             outcome = simulate(
                 sessions,
-                workers=job.cell.workers,
+                workers=job.cell.workers if job.rate_per_s is None else None,
                 scheduler=create(job.target, job.settings, job.cell.seed),
                 cluster=job.cluster,
                 settings=job.sim,

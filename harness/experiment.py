@@ -183,7 +183,7 @@ def why_invalid(summary: Mapping[str, Any], max_failed_share: float) -> str | No
         )
     if value("turns_ok") == 0:
         return "no turn was served"
-    if value("concurrency_share") < 100:
+    if summary["cell"]["workers"] > 0 and value("concurrency_share") < 100:
         return (
             f"target concurrency not reached: at most {value('concurrency_max'):.0f} sessions were "
             f"active at once, but {summary['cell']['workers']} workers were asked for; use fewer "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -62,6 +62,13 @@ class PlannedWorkload:
     output_tokens: int
     over_limit: int
     """Sessions, sub-agents included, that will pass the context limit and end there."""
+    rate_per_s: float | None = None
+    """Sessions arriving a second; None: workers take them up."""
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Workers of its cells; 0 where sessions arrive by themselves."""
+        return self.spec.workers if self.rate_per_s is None else (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ class Plan:
                 workload=workload.source,
                 sessions=workload.spec.sessions,
                 workload_settings=workload.spec.settings,
+                rate_per_s=workload.rate_per_s,
                 target=arm.target,
                 settings=arm.settings,
                 cluster=self.cluster,
@@ -102,7 +110,9 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         """Of the setting, for metrics and captions."""
+        slo = self.spec.slo
         return {
+            **({"slo": slo.model_dump(exclude_none=True)} if slo is not None else {}),
             "model": self.spec.model,
             "topology": self.spec.topology,
             "kv_capacity_tokens": {r.id: r.kv_tokens for r in self.cluster.replicas},
@@ -149,7 +159,7 @@ class Plan:
     def _matrix(self) -> Iterator[tuple[CellId, PlannedWorkload, Arm]]:
         for seed in self.spec.seeds:
             for workload in self.workloads:
-                for workers in workload.spec.workers:
+                for workers in workload.loads:
                     for arm in self.arms:
                         yield CellId(workload.name, arm.name, workers, seed), workload, arm
 
@@ -186,7 +196,13 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-_NOT_IN_RESULTS = ("__pycache__", "harness/live/", "harness/data/presets/", "results/templates/")
+_NOT_IN_RESULTS = (
+    "__pycache__",
+    "harness/live/",
+    "harness/data/presets/",
+    "results/templates/",
+    "results/reproduction/",
+)
 
 
 def plan(spec: RunSpec) -> Plan:
@@ -277,8 +293,18 @@ def _workloads(spec: RunSpec, context_limit: int) -> tuple[PlannedWorkload, ...]
                 raise UsageError(
                     f"two workloads are called `{workload.name}`", "rename one of the files"
                 )
-        found.append(workload)
+        found += _at_rates(workload)
     return tuple(found)
+
+
+def _at_rates(workload: PlannedWorkload) -> list[PlannedWorkload]:
+    """One for each rate of arrival, named after it; the workload itself if it has workers."""
+    if workload.spec.arrivals is None:
+        return [workload]
+    return [
+        replace(workload, name=f"{workload.name}-{rate:g}-per-s", rate_per_s=rate)
+        for rate in workload.spec.arrivals.rate_per_s
+    ]
 
 
 def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> PlannedWorkload:
@@ -315,6 +341,7 @@ def _workload_facts(workload: PlannedWorkload) -> dict[str, Any]:
         "prompt_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
         "over_limit": workload.over_limit,
+        "rate_per_s": workload.rate_per_s,
     }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from agentsched import InputError, UsageError
@@ -60,20 +61,61 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ArrivalsSpec(_Model):
+    """Sessions that arrive by themselves (open loop), instead of workers that take them up."""
+
+    rate_per_s: Annotated[
+        tuple[Annotated[Number, Field(gt=0)], ...], BeforeValidator(_listed), Field(min_length=1)
+    ]
+    """Mean sessions a second, Poisson; one cell for each rate. A seed gives all rates the same
+    gaps but for their scale."""
+
+    @field_validator("rate_per_s")
+    @classmethod
+    def _distinct_rates(cls, rates: tuple[float, ...]) -> tuple[float, ...]:
+        _refuse_repeats((f"{rate:g}" for rate in rates), "rate", "give each once")
+        return rates
+
+
+class SloSpec(_Model):
+    """Objectives that SLO attainment and goodput are counted against."""
+
+    ttft_s: Annotated[Number, Field(gt=0)] | None = None
+    tpot_ms: Annotated[Number, Field(gt=0)] | None = None
+    ttfet_s: Annotated[Number, Field(gt=0)] | None = None
+
+
 class WorkloadSpec(_Model):
-    """One workload, and the loads to run it under."""
+    """One workload, and the loads to run it under: `workers`, or `arrivals`."""
 
     name: Text
     """A shipped workload, or the path of a trace (relative to the specification's folder)."""
     sessions: Count | None = None
     """How many sessions to generate or take; None: as many as the workload has."""
-    workers: Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
+    workers: Annotated[tuple[Count, ...], BeforeValidator(_listed)]
     """Sessions active at once, one cell for each number."""
+    arrivals: ArrivalsSpec | None = None
+    """How sessions arrive if no number of workers takes them up."""
 
     settings: dict[Text, Any] = {}
     """Of a generated workload."""
     published_as: Text | None = None
     """The paper's workload that this one stands in for; its published figures are shown."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _arrivals_instead_of_workers(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("arrivals") is not None:
+            return {"workers": (), **given}
+        return given
+
+    @model_validator(mode="after")
+    def _one_kind_of_load(self) -> Self:
+        if self.arrivals is not None and self.workers:
+            raise ValueError("`workers` and `arrivals` exclude each other; give one of them")
+        if self.arrivals is None and not self.workers:
+            raise ValueError("`workers` is an empty list; give a list of at least 1")
+        return self
 
     @field_validator("workers")
     @classmethod
@@ -121,6 +163,8 @@ class RunSpec(_Model):
     """Settings of the simulated engines (harness.sim.engine_types.EngineParams)."""
     memory: MemorySpec = MemorySpec()
     """How much KV cache a replica has."""
+    slo: SloSpec | None = None
+    """Objectives that every turn or session is held against."""
     gateway_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
     """Share of each replica's KV cache that this gateway may use."""
     max_failed_share: Annotated[Number, Field(ge=0, le=1)] = 0.05
@@ -333,8 +377,14 @@ _WANTED = {
 
 
 def _fields_at(path: ValuePath) -> list[str]:
-    inner: dict[str, type[_Model]] = {"workloads": WorkloadSpec, "memory": MemorySpec}
+    inner: dict[str, type[_Model]] = {
+        "workloads": WorkloadSpec,
+        "memory": MemorySpec,
+        "slo": SloSpec,
+    }
     model = inner.get(str(path[0]), RunSpec) if path else RunSpec
+    if path and path[-1] == "arrivals":
+        model = ArrivalsSpec
     return list(model.model_fields)
 
 

@@ -87,7 +87,7 @@ def table_of(group: Group, tags: Sequence[str] = MAIN) -> MetricTable:
         entries = tuple(_entry(figures[metric.tag][name]) for metric in metrics)
         rows.append(Row(name, group.label, entries))
         rows += _published_rows(group, name, metrics)
-    parts = [group.workload, f"{group.workers} workers"]
+    parts = [group.workload, f"{group.workers} workers" if group.workers else "open loop"]
     parts += [str(group.facts[key]) for key in ("model", "topology") if key in group.facts]
     return MetricTable(", ".join(parts), metrics, tuple(rows), _captions(group, metrics), group)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
@@ -16,6 +17,7 @@ from harness.sim.driver import Recorder, SimDriver
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineParams
 from harness.sim.links import LinkSpec
+from harness.sim.metering import MeteredSteps, energy_facts
 from harness.sim.service import Listener, Service
 from harness.sim.settings import SimSettings
 from harness.sim.step_time import step_time_for
@@ -30,13 +32,13 @@ _ROLES: dict[str, Role] = {"mixed": "mixed", "prefill": "prefill", "decode": "de
 class SimOutcome:
     """What a simulated cell leaves beside its records.
 
-    `facts` describe the simulation (where step times come from); `timing` is wall and CPU time of
-    this machine in seconds and is kept apart from results.
+    `facts` describe the simulation (where step times come from, energy); `timing` is wall and CPU
+    time of this machine in seconds and is kept apart from results.
     """
 
     makespan_ns: int
     counters: dict[str, float]
-    facts: dict[str, str]
+    facts: dict[str, Any]
     timing: dict[str, float]
 
 
@@ -65,13 +67,19 @@ def simulate(
     wall, cpu = time.perf_counter(), time.process_time()
     contents = ContentIndex(engine.block_size)
     steps = {r.id: step_time_for(cluster.model, r) for r in cluster.replicas}
+    meters = {name: MeteredSteps(step) for name, step in steps.items()}
     first = cluster.replicas[0].gpu
     link = settings.kv_link or LinkSpec(first.network_gbs, latency_us=first.link_latency_us)
-    engines = {r.id: Engine(engine, steps[r.id], r.kv_blocks, contents) for r in cluster.replicas}
+    engines = {r.id: Engine(engine, meters[r.id], r.kv_blocks, contents) for r in cluster.replicas}
+    reported = settings.reported_kv_tokens
     plane = ControlPlane(
         scheduler,
         [
-            ReplicaConfig(r.id, _ROLES[r.role], Capacity(r.kv_tokens, r.kv_tokens, capacity_share))
+            ReplicaConfig(
+                r.id,
+                _ROLES[r.role],
+                Capacity(reported or r.kv_tokens, r.kv_tokens, capacity_share),
+            )
             for r in cluster.replicas
         ],
         progress=lambda attempt, now: driver.streamed(attempt, now),
@@ -105,7 +113,8 @@ def simulate(
     return SimOutcome(
         makespan,
         scheduler.counters() | _engine_counters(engines) | driver.service_counters(),
-        {f"step_time.{name}": step.source for name, step in steps.items()},
+        {f"step_time.{name}": step.source for name, step in steps.items()}
+        | energy_facts(cluster.replicas, engines, meters, makespan),
         {
             "wall_s": time.perf_counter() - wall,
             "cpu_s": time.process_time() - cpu,

@@ -46,6 +46,9 @@ class SimSettings:
     """Turns held this long while nothing runs at all fail the cell. Our choice."""
     context_limit: int | None = None
     """Tokens of prompt and output a turn may have; None: the model's."""
+    reported_kv_tokens: int | None = None
+    """KV tokens that each replica reports to the gateway; None: what it has. vLLM's labels (blocks
+    x block size) are not what fits where layers keep KV of different kinds."""
     kv_link: LinkSpec | None = None
     """Link of each GPU for KV between replicas; None: the GPU kind's network at the default
     efficiency."""
@@ -61,5 +64,7 @@ class SimSettings:
         for name in ("planner_latency_ms", "start_spread_s", "agent_retries", "retry_delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.reported_kv_tokens is not None and self.reported_kv_tokens < 1:
+            raise ValueError("reported_kv_tokens must be at least 1")
         if self.tool_slots is not None and self.tool_slots < 1:
             raise ValueError("tool_slots must be at least 1")
