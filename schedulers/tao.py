@@ -321,11 +321,11 @@ class Tao(AdmissionScheduler):
             return
         self._counts["planned"] += len(plan.placements)
         self._counts["placements_filled"] += plan.filled
-        signatures = {c.session: c.signature for c in frozen.candidates}
+        candidates = {c.session: c for c in frozen.candidates}
         changed = {
             name
             for name, _ in plan.placements
-            if self._changed(name, signatures[name], now, cluster)
+            if self._changed(name, candidates[name].signature, now, cluster)
         }
         if changed and self.config.discard == "strict":
             self._counts["discarded_changed"] += 1
@@ -340,7 +340,8 @@ class Tao(AdmissionScheduler):
             if replica is None or not self._fits(name, replica, now, cluster):
                 break
             admitted += 1
-            yield from self._admit(name, target, "planned")
+            value = candidates[name].value(frozen.replicas.index(target))
+            yield from self._admit(name, target, f"planned: {view.in_words(value)}")
         self._counts["admitted"] += admitted
         if admitted == 0:
             self._counts["discarded_no_room"] += 1

@@ -55,6 +55,12 @@ def ready(session: SessionView, now: int, predictor: ReadinessPredictor, config:
     return int(bool(session.waiting) or predictor.ready(session.id, now))
 
 
+def in_words(value: Value) -> str:
+    """A value, for the decision log."""
+    state = "ready" if value.ready else "not ready"
+    return f"cache credit {value.credit}, {state}, {abs(value.footprint):,} tokens"
+
+
 def is_candidate(session: SessionView, now: int, config: TaoConfig) -> bool:
     """Without a place, nothing of it running, and a turn waits or it has not been idle too long."""
     if session.home is not None or session.in_flight:

@@ -218,7 +218,12 @@ def test_two_sessions_are_placed_jointly() -> None:
     cluster.sessions["a"].evidence = {"r0": Evidence(16_900, now), "r1": Evidence(12_900, now)}
     cluster.sessions["b"].evidence = {"r0": Evidence(8700, now)}
     driver.arrive("waker", 20_000)
-    assert sorted(resumed(driver.advance(0.05))) == [("a", "r1"), ("b", "r0")]
+    commands = driver.advance(0.05)
+    assert sorted(resumed(commands)) == [("a", "r1"), ("b", "r0")]
+    assert [c.why for c in commands if isinstance(c, Resume)] == [
+        "planned: cache credit 3, not ready, 17,000 tokens",
+        "planned: cache credit 2, not ready, 17,000 tokens",
+    ]
 
 
 # The planner's life.
