@@ -108,8 +108,8 @@ def test_figures_are_valid_svg_and_png(out: Path) -> None:
 
 
 def test_the_same_run_gives_the_same_report(folder: Path, out: Path, tmp_path: Path) -> None:
-    write_report(load_run(folder), tmp_path, ["html", "md", "csv", "svg"])
-    for name in ("report.html", "metrics.csv", "figures/t1-metrics.svg"):
+    write_report(load_run(folder), tmp_path, ["html", "csv"])
+    for name in ("report.html", "metrics.csv"):
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes(), name
 
 
@@ -117,10 +117,11 @@ def test_several_runs_in_one_report(folder: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", schedulers=["tao"], seeds=1, label="measured")
     runs = [load_run(folder), load_run(other)]
     assert [s.group.label for s in sections(runs)] == ["simulated", "simulated", "measured"]
-    (page, *_) = write_report(runs, tmp_path / "out", ["html"])
+    (page, *_) = write_report(runs, tmp_path / "out", ["md"])
     text = page.read_text("utf-8")
-    assert "agentsched: run, other" in text
-    assert '<span class="label">measured</span>' in text
+    assert "# agentsched: run, other" in text
+    assert text.count("*simulated*") == 3 + 2, "at 4 workers tao has no finished cell"
+    assert text.count("*measured*") == 1
 
 
 def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:

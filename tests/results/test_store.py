@@ -110,7 +110,7 @@ texts = st.text(max_size=8)
 times = st.integers(0, 2**50)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts, texts, st.none() | texts, st.none() | times, st.floats(0, 1e9), st.booleans())
 def test_hand_written_lines_are_json(
     tmp_path_factory: pytest.TempPathFactory,
