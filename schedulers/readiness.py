@@ -90,6 +90,8 @@ class History:
         self.durations: deque[int] = deque(maxlen=window)
         self.version = 0
         self.newest_at = 0
+        self.bound: tuple[int, int] = (0, 0)
+        """(version it was made for, prediction); kept by the predictor."""
         self._sum = 0
         self._squares = 0
 
@@ -331,9 +333,12 @@ class ReadinessPredictor:
         return history if history and len(history) >= self.config.min_samples else None
 
     def _bound(self, history: History) -> int:
-        mean, config = history.mean, self.config
-        cap = min(config.margin_cap_s * NS, config.margin_cap_of_mean * mean)
-        return round(mean + min(margin(history, config.margin_delta), cap))
+        if history.bound[0] != history.version:
+            mean, config = history.mean, self.config
+            cap = min(config.margin_cap_s * NS, config.margin_cap_of_mean * mean)
+            bound = round(mean + min(margin(history, config.margin_delta), cap))
+            history.bound = (history.version, bound)
+        return history.bound[1]
 
     def _plain(self, running: _Running) -> History | None:
         return self._history(running.key) or (self._all if len(self._all) else None)
