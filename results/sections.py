@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,9 @@ from results.verdicts import Judged, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+SIMILAR = " (and similar)"
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,21 @@ class Section:
 
     @cached_property
     def errors(self) -> list[tuple[str, str, str, int]]:
-        """Scheduler, status, message and how often, of turns that were not served."""
+        """Scheduler, status, message and how often, of turns that were not served.
+
+        Messages that differ in their numbers alone are counted together, under the first of them.
+        """
         turns = self.turns
         bad = turns[turns["status"] != "ok"].fillna({"error": ""})
-        counts = Counter(zip(bad["scheduler"], bad["status"], bad["error"], strict=True))
-        return [(*key, n) for key, n in sorted(counts.items())]
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for scheduler, status, error in zip(
+            bad["scheduler"], bad["status"], bad["error"], strict=True
+        ):
+            alike.setdefault((scheduler, status, re.sub(r"\d+", "#", error)), []).append(error)
+        return [
+            (scheduler, status, errors[0] + (SIMILAR if len(set(errors)) > 1 else ""), len(errors))
+            for (scheduler, status, _), errors in alike.items()
+        ]
 
     @cached_property
     def turns(self) -> pd.DataFrame:

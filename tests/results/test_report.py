@@ -74,6 +74,8 @@ def test_errors_are_counted_by_scheduler_and_message(tmp_path: Path) -> None:
         for index in range(3):
             writer.turn(turn("a", index, status="failed", error="reset | by peer"))
         writer.turn(turn("b", 0, status="rejected", error=None))
+        for tokens in (41_000, 42_000):
+            writer.turn(turn("d", 0, status="too_long", error=f"{tokens} tokens"))
         writer.turn(turn("c", 0))
         writer.finish(10**10, {}, {})
     run = load_run(tmp_path / "run")
@@ -81,6 +83,7 @@ def test_errors_are_counted_by_scheduler_and_message(tmp_path: Path) -> None:
     assert section.errors == [
         ("tao", "failed", "reset | by peer", 3),
         ("tao", "rejected", "", 1),
+        ("tao", "too_long", "41000 tokens (and similar)", 2),
     ]
     write_report(run, tmp_path / "out", ["md", "html"])
     text = (tmp_path / "out" / "report.md").read_text("utf-8")
