@@ -15,7 +15,7 @@ are interchangeable and always in front of the queue, so they are only counted.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -23,23 +23,25 @@ from agentsched import SimulationError, TopologyError
 from harness.sim.content import Line
 
 _by_place = attrgetter("lo", "seq")
+_by_seq = attrgetter("seq")
 
 
 class Extent:
     """Physical blocks with the content of blocks `lo`..`hi`-1 of a branch.
 
     `seq` tells copies of the same content apart: the smaller was hashed first. `refs` requests
-    hold all of it; with 0 it is a node of the free queue, its last block in front.
+    hold all of it; with 0 it is a node of the free queue, its last block in front. Of the
+    holdings' pieces `starts` begin where it begins and `ends` end where it ends.
     """
 
-    __slots__ = ("after", "before", "branch", "hi", "lo", "refs", "seq")
+    __slots__ = ("after", "before", "branch", "ends", "hi", "lo", "refs", "seq", "starts")
 
-    def __init__(self, branch: int, lo: int, hi: int, seq: int, refs: int) -> None:
+    def __init__(self, branch: int, lo: int, hi: int, seq: int) -> None:
         self.branch = branch
         self.lo = lo
         self.hi = hi
         self.seq = seq
-        self.refs = refs
+        self.refs = self.starts = self.ends = 0
         self.before: Extent = self
         self.after: Extent = self
 
@@ -95,7 +97,7 @@ class BlockCache:
         self.cached = 0
         self._blank = self.total
         self._branches: dict[int, list[Extent]] = {}
-        self._queue = Extent(-1, 0, 0, -1, 0)
+        self._queue = Extent(-1, 0, 0, -1)
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -104,7 +106,7 @@ class BlockCache:
         if not self.caching:
             return NO_MATCH
         pieces: list[tuple[Extent, int, int]] = []
-        position = free = 0
+        position = 0
         branches = self._branches
         for branch, lo, hi in line.runs:
             if lo >= limit:
@@ -114,14 +116,13 @@ class BlockCache:
                 break
             if hi > limit:
                 hi = limit
-            while position < hi:
-                extent, end = _first_copy(extents, position, hi)
-                if extent is None:
-                    return Match(pieces, position, free)
-                pieces.append((extent, position, end))
-                if extent.refs == 0:
-                    free += end - position
-                position = end
+            position = _cover(extents, position, hi, pieces)
+            if position < hi:
+                break
+        free = 0
+        for extent, lo, hi in pieces:
+            if extent.refs == 0:
+                free += hi - lo
         return Match(pieces, position, free)
 
     # ---- holding -----------------------------------------------------------------------------
@@ -143,6 +144,8 @@ class BlockCache:
                 self._unlink(extent)
                 self.free -= hi - lo
             extent.refs += 1
+            extent.starts += 1
+            extent.ends += 1
             holding.pieces.append((extent, lo, hi))
         holding.blocks = holding.hashed = match.blocks
         return holding
@@ -196,13 +199,21 @@ class BlockCache:
         self._blank += blank
         self.free += blank
         for extent, lo, hi in reversed(holding.pieces):
-            if extent.hi == hi and extent.lo == lo:
+            extent.starts -= 1
+            if extent.hi == hi:
+                extent.ends -= 1
                 self._let_go(extent)
+                if extent.refs:
+                    self._mend(extent)
                 continue
             seq = extent.seq
             parts = [e for e in self._branches[extent.branch] if e.seq == seq and lo <= e.lo < hi]
+            parts[-1].ends -= 1
             for part in reversed(parts):
                 self._let_go(part)
+            for part in (parts[-1], parts[0]):
+                if part.refs:
+                    self._mend(part)
         holding.pieces = []
         holding.blocks = holding.hashed = 0
 
@@ -225,14 +236,16 @@ class BlockCache:
                 holding.pieces[-1] = (last, start, hi)
                 return
         self._seq += 1
-        extent = Extent(branch, lo, hi, self._seq, 1)
+        extent = Extent(branch, lo, hi, self._seq)
+        extent.refs = extent.starts = extent.ends = 1
         _place(extents, extent)
         holding.pieces.append((extent, lo, hi))
 
     def _split(self, extent: Extent, at: int) -> Extent:
         """Cut the extent before block `at`; it keeps the lower part, the upper is returned."""
-        upper = Extent(extent.branch, at, extent.hi, extent.seq, extent.refs)
-        extent.hi = at
+        upper = Extent(extent.branch, at, extent.hi, extent.seq)
+        upper.refs, upper.ends = extent.refs, extent.ends
+        extent.hi, extent.ends = at, 0
         _place(self._branches[extent.branch], upper)
         if extent.refs == 0:
             upper.before, upper.after = extent.before, extent
@@ -254,6 +267,22 @@ class BlockCache:
         extent.before, extent.after = queue.before, queue
         queue.before.after = extent
         queue.before = extent
+
+    def _mend(self, extent: Extent) -> None:
+        """Undo splits at both ends of a held extent that no holding needs any more."""
+        extents = self._branches[extent.branch]
+        if len(extents) == 1:
+            return
+        if extent.ends == 0:
+            upper = _at(extents, extent.hi, extent.seq)
+            if upper is not None and upper.starts == 0 and upper.refs == extent.refs:
+                extent.hi, extent.ends = upper.hi, upper.ends
+                self._drop(upper)
+        if extent.starts == 0:
+            lower = next((e for e in extents if e.hi == extent.lo and e.seq == extent.seq), None)
+            if lower is not None and lower.ends == 0 and lower.refs == extent.refs:
+                lower.hi, lower.ends = extent.hi, extent.ends
+                self._drop(extent)
 
     def _joins(self, lower: Extent, upper: Extent) -> bool:
         """Whether two neighbours may become one: their order among other copies must not matter."""
@@ -303,27 +332,44 @@ class BlockCache:
         return {key: [refs for _, refs in sorted(value)] for key, value in found.items()}
 
 
-def _first_copy(extents: list[Extent], position: int, limit: int) -> tuple[Extent | None, int]:
-    """The first-hashed copy of the block at `position`, and how far it stays the first."""
+def _cover(
+    extents: list[Extent], position: int, limit: int, pieces: list[tuple[Extent, int, int]]
+) -> int:
+    """Add pieces from `position` on, each of the first-hashed copy; returns how far they reach."""
     if len(extents) == 1:
         extent = extents[0]
         if extent.lo <= position < extent.hi:
-            return extent, extent.hi if extent.hi < limit else limit
-        return None, position
-    best: Extent | None = None
-    for extent in extents:
-        if extent.lo > position:
+            end = min(extent.hi, limit)
+            pieces.append((extent, position, end))
+            return end
+        return position
+    copies: list[Extent] = []
+    index, count = 0, len(extents)
+    while position < limit:
+        while index < count and extents[index].lo <= position:
+            copies.append(extents[index])
+            index += 1
+        copies = [extent for extent in copies if extent.hi > position]
+        if not copies:
             break
-        if position < extent.hi and (best is None or extent.seq < best.seq):
-            best = extent
-    if best is None:
-        return None, position
-    end = best.hi if best.hi < limit else limit
-    for extent in extents:
-        if position < extent.lo < end and extent.seq < best.seq:
-            end = extent.lo
-            break
-    return best, end
+        best = copies[0] if len(copies) == 1 else min(copies, key=_by_seq)
+        end = min(best.hi, limit)
+        following = index
+        while following < count and extents[following].lo < end:
+            if extents[following].seq < best.seq:
+                end = extents[following].lo
+                break
+            following += 1
+        pieces.append((best, position, end))
+        position = end
+    return position
+
+
+def _at(extents: list[Extent], lo: int, seq: int) -> Extent | None:
+    index = bisect_left(extents, (lo, seq), key=_by_place)
+    if index < len(extents) and extents[index].lo == lo and extents[index].seq == seq:
+        return extents[index]
+    return None
 
 
 def _any_copy(extents: list[Extent], lo: int, hi: int) -> bool:
