@@ -11,10 +11,15 @@ from typer.core import TyperGroup
 from agentsched import AgentschedError, __version__
 from cli import console
 from cli.compare import compare
+from cli.emulate import emulate
 from cli.explain import explain
 from cli.list import list_names
+from cli.record import record
+from cli.replay import replay
 from cli.report import report
 from cli.run import run
+from cli.serve import serve, verify_log
+from cli.top import top
 from cli.trace import app as trace_app
 
 
@@ -59,6 +64,12 @@ app.command("run")(run)
 app.command("report")(report)
 app.command("compare")(compare)
 app.command("explain")(explain)
+app.command("serve")(serve)
+app.command("record")(record)
+app.command("replay")(replay)
+app.command("emulate")(emulate)
+app.command("top")(top)
+app.command("verify-log")(verify_log)
 app.command("list")(list_names)
 app.add_typer(trace_app, name="trace")
 

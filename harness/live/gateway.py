@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from harness.live.anthropic_api import CountTokens, Messages, PassedMessages
 from harness.live.conversations import Conversations
@@ -34,11 +35,12 @@ class GatewaySettings:
     through. The others are translated to chat completions."""
 
 
-class Observer:
-    """Sees turns with their text (recording); does nothing by itself."""
+class Observer(Protocol):
+    """Sees turns with their text (recording)."""
 
     def answered(self, relay: Relay, usage: Usage) -> None:
         """A turn's answer is complete."""
+        ...
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class Gateway:
     senders: Mapping[str, Sender]
     settings: GatewaySettings = field(default_factory=GatewaySettings)
     dialects: tuple[Dialect, ...] = ()
-    observer: Observer = field(default_factory=Observer)
+    observer: Observer | None = None
     poller: Poller | None = None
     ratio: TokenRatio = field(init=False)
     texts: TextTree = field(init=False)
@@ -141,7 +143,8 @@ class Gateway:
             self.ratio.learn(sum(run.bytes for run in runs_of(relay.path)), usage.prompt)
             correct(relay.path, usage.prompt)
         self.conversations.replied(relay.live.turn.session, relay.reply.text)
-        self.observer.answered(relay, usage)
+        if self.observer is not None:
+            self.observer.answered(relay, usage)
 
     # Replicas.
 

@@ -83,6 +83,10 @@ class Relay:
         exchange.on_gone = self._client_gone
         exchange.on_pressure = self._client_pressure
 
+    @property
+    def now(self) -> int:
+        return self._driver.clock.now
+
     # TurnClient
 
     def dispatch(self, operation: Dispatch) -> None:

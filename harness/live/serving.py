@@ -154,8 +154,7 @@ class ServedGateway:
         if self.settings.probe_apis:
             settings = replace(settings, passed=await self._engine_apis())
         self.gateway = Gateway(self.driver, senders, settings)
-        if self._observer is not None:
-            self.gateway.observer = self._observer
+        self.gateway.observer = self._observer
         admin = Admin(self.gateway, self.policy.scheduler.name, self._decisions)
 
         def saw_gauges(replica: str, gauges: Gauges) -> None:

@@ -1,0 +1,63 @@
+"""`agentsched emulate`: engines without GPUs, behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentsched import UsageError
+from cli import console
+
+
+def emulate(
+    model: Annotated[str, typer.Option(help="The model; `agentsched list models`.")] = "qwen3-8b",
+    topology: Annotated[
+        str, typer.Option(help="Replicas and GPUs; `agentsched list topologies`.")
+    ] = "4x1xh100",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the first replica; the others follow.")
+    ] = 8000,
+    speed: Annotated[float, typer.Option(help="Emulated seconds per real second.")] = 1.0,
+    script: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Answers by turn, instead of made-up words."),
+    ] = None,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, help="Length of answers that no request forces.")
+    ] = 64,
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=2, help="KV blocks of each replica, instead of what fits.")
+    ] = None,
+) -> None:
+    """Serve emulated vLLM replicas, one port each, until Ctrl-C."""
+    from dataclasses import replace
+
+    from harness.capacity import resolve_cluster
+    from harness.live.daemon import emulate as run
+    from harness.live.emulated_answers import read_script
+    from harness.live.emulator import EmulatorSettings
+    from harness.live.fleet_server import specs_of
+    from harness.sim.engine_types import EngineParams
+
+    if not 0 < speed <= 1000:
+        raise UsageError(f"--speed {speed:g}: not between 0 and 1000", "1 is real time")
+    cluster = resolve_cluster(model, topology)
+    specs = specs_of(cluster, EngineParams(block_size=cluster.replicas[0].block_size))
+    if kv_blocks is not None:
+        specs = [replace(spec, kv_blocks=kv_blocks) for spec in specs]
+    run(
+        specs,
+        EmulatorSettings(
+            model=model,
+            max_model_len=min(replica.context_limit for replica in cluster.replicas),
+            default_output=output_tokens,
+        ),
+        host=host,
+        port=port,
+        speed=speed,
+        script=read_script(script) if script is not None else None,
+        tell=console.notes().print,
+    )

@@ -1,0 +1,74 @@
+"""`agentsched record`: a gateway that writes down what passes as a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import console
+from cli.serve_options import (
+    AdminPort,
+    AllowUrls,
+    Assignments,
+    Backends,
+    Host,
+    IdleExpiry,
+    Poll,
+    Port,
+    Share,
+    Wait,
+    scheduler_settings,
+    serve_settings,
+)
+
+
+def record(
+    backend: Backends,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="TRACE.jsonl[.gz]", help="The trace to write.")
+    ],
+    scheduler: Annotated[
+        str, typer.Option(metavar="NAME|FILE.py:CLASS", help="Who decides meanwhile.")
+    ] = "round-robin",
+    assignments: Assignments = None,
+    workload: Annotated[str, typer.Option(help="Names the workload in the trace.")] = "recorded",
+    record_content: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also keep the text of prompts and answers here."),
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8300,
+    admin_port: AdminPort = None,
+    capacity_share: Share = 1.0,
+    idle_expiry: IdleExpiry = 600.0,
+    poll: Poll = 5.0,
+    wait: Wait = 600.0,
+    allow_urls: AllowUrls = False,
+) -> None:
+    """Serve, and record tokens, timing and tools of all sessions as a native trace.
+
+    Text is kept only with --record-content. Stops on Ctrl-C.
+    """
+    from harness.live.daemon import serve
+    from harness.live.serving import find_policy
+
+    serve(
+        find_policy(scheduler, scheduler_settings(assignments)),
+        backend,
+        serve_settings(
+            host=host,
+            port=port,
+            admin_port=admin_port,
+            share=capacity_share,
+            idle_expiry=idle_expiry,
+            poll=poll,
+            wait=wait,
+            allow_urls=allow_urls,
+        ),
+        tell=console.notes().print,
+        trace=out,
+        content=record_content,
+        workload=workload,
+    )

@@ -1,0 +1,83 @@
+"""`agentsched serve`: a gateway with a scheduler in front of engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import console
+from cli.serve_options import (
+    AdminPort,
+    AllowUrls,
+    Assignments,
+    Backends,
+    EventLog,
+    Host,
+    IdleExpiry,
+    Poll,
+    Port,
+    Share,
+    Wait,
+    scheduler_settings,
+    serve_settings,
+)
+
+
+def serve(
+    backend: Backends,
+    scheduler: Annotated[
+        str, typer.Option(metavar="NAME|FILE.py:CLASS", help="Who decides.")
+    ] = "tao",
+    assignments: Assignments = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8300,
+    admin_port: AdminPort = None,
+    capacity_share: Share = 1.0,
+    idle_expiry: IdleExpiry = 600.0,
+    poll: Poll = 5.0,
+    wait: Wait = 600.0,
+    allow_urls: AllowUrls = False,
+    event_log: EventLog = None,
+) -> None:
+    """Serve OpenAI and Anthropic APIs in front of engines, under a scheduler.
+
+    Stops on Ctrl-C.
+    """
+    from harness.live.daemon import serve as run
+    from harness.live.serving import find_policy
+
+    run(
+        find_policy(scheduler, scheduler_settings(assignments)),
+        backend,
+        serve_settings(
+            host=host,
+            port=port,
+            admin_port=admin_port,
+            share=capacity_share,
+            idle_expiry=idle_expiry,
+            poll=poll,
+            wait=wait,
+            allow_urls=allow_urls,
+        ),
+        tell=console.notes().print,
+        event_log=event_log,
+    )
+
+
+def verify_log(
+    path: Annotated[Path, typer.Argument(metavar="EVENTS.jsonl", help="From serve --event-log.")],
+) -> None:
+    """Feed an event log into a fresh control plane and compare every decision."""
+    from agentsched import AgentschedError
+    from harness.live.eventlog import verify
+
+    count, difference = verify(path)
+    if difference is not None:
+        raise AgentschedError(
+            f"{path}, line {difference.line}: {difference.event} led to {difference.replayed}, "
+            f"the log has {difference.logged}",
+            "compare scheduler, version and settings with those of the run",
+        )
+    console.output().print(f"{count} events, every decision the same")

@@ -1,0 +1,141 @@
+"""Runs a gateway or an emulator until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from harness.live.emulated_answers import Script
+from harness.live.emulator import EmulatorSettings
+from harness.live.fleet_server import EngineSpec, FleetServer
+from harness.live.recording import TraceRecorder
+from harness.live.serving import Policy, ServedGateway, ServeSettings
+
+Tell = Callable[[str], None]
+SAVE_EVERY_S = 30.0
+"""How often a recording is written while it goes on. Our choice."""
+
+
+def serve(
+    policy: Policy,
+    backends: Sequence[str],
+    settings: ServeSettings,
+    *,
+    tell: Tell,
+    event_log: Path | None = None,
+    trace: Path | None = None,
+    content: Path | None = None,
+    workload: str = "recorded",
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        tell: is given lines for the user.
+        trace: file for a recorded trace; None: nothing is recorded.
+        content: file for the text of prompts and answers.
+
+    Raises:
+        SchedulerError: the policy broke its contract.
+        BackendError: a replica did not answer in time.
+        ListenError: a port cannot be listened on.
+        TraceError: the trace cannot be written.
+    """
+    uvloop.run(_serve(policy, backends, settings, tell, event_log, trace, content, workload))
+
+
+async def _serve(
+    policy: Policy,
+    backends: Sequence[str],
+    settings: ServeSettings,
+    tell: Tell,
+    event_log: Path | None,
+    trace: Path | None,
+    content: Path | None,
+    workload: str,
+) -> None:
+    text = content.open("wb") if content is not None else None
+    recorder = TraceRecorder(trace, workload, text) if trace is not None else None
+    served = ServedGateway(
+        policy, backends, settings, event_log=event_log, watcher=recorder, observer=recorder
+    )
+    stopped = stop_event()
+    try:
+        starting = asyncio.ensure_future(served.start())
+        tell(f"waiting for {len(backends)} replica(s) ...")
+        if not await _first(starting, stopped):
+            return
+        apis = ", ".join(dialect.path for dialect in served.gateway.dialects)
+        tell(f"{policy.scheduler.name}: {served.url} ({apis})")
+        tell(f"admin: {served.admin_url} (/state, /sessions, /replicas, /decisions, /metrics)")
+        while not (stopped.is_set() or served.failure.done()):
+            waiting = asyncio.ensure_future(stopped.wait())
+            both: list[asyncio.Future[Any]] = [waiting, served.failure]
+            await asyncio.wait(both, timeout=SAVE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if recorder is not None:
+                recorder.save()
+        if served.failure.done():
+            raise served.failure.result()
+    finally:
+        await served.close()
+        if text is not None:
+            text.close()
+        if recorder is not None and trace is not None:
+            count = recorder.save()
+            tell(f"recorded {count} session(s), {recorder.turns} turn(s) in {trace}")
+
+
+def emulate(
+    specs: Sequence[EngineSpec],
+    settings: EmulatorSettings,
+    *,
+    host: str,
+    port: int,
+    speed: float,
+    script: Script | None,
+    tell: Tell,
+) -> None:
+    """Serve emulated replicas until SIGINT or SIGTERM.
+
+    Raises:
+        ListenError: a port cannot be listened on.
+    """
+    uvloop.run(_emulate(FleetServer(specs, settings, script, speed), host, port, tell))
+
+
+async def _emulate(fleet: FleetServer, host: str, port: int, tell: Tell) -> None:
+    stopped = stop_event()
+    try:
+        await fleet.start(host, port)
+        for replica, url in zip(fleet.replicas, fleet.urls, strict=True):
+            tell(f"{replica.name}: {url}")
+        await stopped.wait()
+    finally:
+        await fleet.close()
+
+
+def stop_event() -> asyncio.Event:
+    """Set by SIGINT or SIGTERM."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, event.set)
+    return event
+
+
+async def _first(work: asyncio.Future[None], stopped: asyncio.Event) -> bool:
+    """Wait for the work; False if it was stopped before it was done."""
+    waiting = asyncio.ensure_future(stopped.wait())
+    both: list[asyncio.Future[Any]] = [work, waiting]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if not work.done():
+        work.cancel()
+        return False
+    waiting.cancel()
+    work.result()
+    return True

@@ -1,0 +1,211 @@
+"""One replay against an endpoint: the client, what it recorded, and how loaded it was itself."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import uvloop
+
+from agentsched import AgentschedError
+from harness.live.clock import LoopClock
+from harness.live.daemon import stop_event
+from harness.live.http_client import HttpClient
+from harness.live.lag import LagProbe, percentile
+from harness.live.polling import get
+from harness.live.replay import Replayer, ReplaySettings
+from harness.live.wire import Request
+from harness.sim.driver import Recorder
+from workloads.model import Session
+
+SATURATED_SHARE = 0.05
+SATURATED_MS = 5.0
+"""A client whose event loop is late (99th percentile) by more than 5 % of the mean time to first
+token, and by more than 5 ms, was the bottleneck. Our choice: what one would still believe."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySummary:
+    """What the client says of the run and of itself."""
+
+    makespan_ns: int
+    sessions: int
+    turns: int
+    output_tokens: int
+    wrong_length: int
+    """Answers of another length than the trace has."""
+    workers: int | None
+    peak_active: int
+    peak_in_flight: int
+    ttft_mean_ms: float
+    ttft_p99_ms: float
+    loop_lag_p50_ms: float
+    loop_lag_p99_ms: float
+    loop_lag_max_ms: float
+    dispatch_lag_p99_ms: float
+    cpu_s: float
+    rss_mb: float
+    interrupted: bool
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the result must not be used; empty if it can be."""
+        found: list[str] = []
+        limit = max(SATURATED_MS, SATURATED_SHARE * self.ttft_mean_ms)
+        for name, lag in (
+            ("event loop", self.loop_lag_p99_ms),
+            ("dispatch", self.dispatch_lag_p99_ms),
+        ):
+            if lag > limit:
+                found.append(
+                    f"the client was the bottleneck: its {name} was {lag:.1f} ms late at the 99th "
+                    f"percentile, the limit is {limit:.1f} ms"
+                )
+        if self.workers is not None and self.peak_active < self.workers:
+            found.append(f"only {self.peak_active} of {self.workers} workers were ever active")
+        if self.wrong_length:
+            found.append(
+                f"{self.wrong_length} of {self.turns} answers had another length than the trace: "
+                "the engine does not honour ignore_eos and min_tokens"
+            )
+        return found
+
+    @property
+    def timing(self) -> dict[str, float]:
+        """The client's measurements of itself."""
+        return {
+            "loop_lag_p50_ms": self.loop_lag_p50_ms,
+            "loop_lag_p99_ms": self.loop_lag_p99_ms,
+            "loop_lag_max_ms": self.loop_lag_max_ms,
+            "dispatch_lag_p99_ms": self.dispatch_lag_p99_ms,
+            "client_cpu_s": self.cpu_s,
+            "client_rss_mb": self.rss_mb,
+        }
+
+
+def replay(
+    url: str,
+    sessions: Sequence[Session],
+    *,
+    workers: int | None,
+    settings: ReplaySettings,
+    recorder: Recorder,
+    admin_url: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ReplaySummary:
+    """Play sessions against the endpoint at `url` (without /v1); ends early on SIGINT.
+
+    Args:
+        admin_url: the gateway's admin port, told of sessions that end before their last turn.
+
+    Raises:
+        UsageError: a URL is none.
+        AgentschedError: nothing answers there.
+    """
+    return uvloop.run(_replay(url, sessions, workers, settings, recorder, admin_url, progress))
+
+
+async def _replay(
+    url: str,
+    sessions: Sequence[Session],
+    workers: int | None,
+    settings: ReplaySettings,
+    recorder: Recorder,
+    admin_url: str | None,
+    progress: Callable[[int, int], None] | None,
+) -> ReplaySummary:
+    loop = asyncio.get_running_loop()
+    client = HttpClient(url.rstrip("/").removesuffix("/v1"))
+    admin = HttpClient(admin_url) if admin_url is not None else None
+    try:
+        await _check(client)
+        clock, stopped, finished = LoopClock(loop), stop_event(), asyncio.Event()
+
+        def release(session: str) -> None:
+            if admin is not None:
+                admin.send(Request("POST", f"/sessions/{session}/release"), _Unheard())
+
+        replayer = Replayer(
+            sessions,
+            workers=workers,
+            sender=client,
+            clock=clock,
+            recorder=recorder,
+            settings=settings,
+            release=release,
+            progress=progress,
+            done=finished.set,
+        )
+        probe, cpu = LagProbe(loop), _cpu_s()
+        replayer.start()
+        waits = [asyncio.ensure_future(e.wait()) for e in (finished, stopped)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        makespan = clock.now
+        replayer.stop()
+        probe.stop()
+        return _summary(replayer, probe, makespan, workers, _cpu_s() - cpu, not finished.is_set())
+    finally:
+        await client.close()
+        if admin is not None:
+            await admin.close()
+
+
+async def _check(client: HttpClient) -> None:
+    """Raises AgentschedError unless something answers."""
+    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    get(client, "/v1/models", lambda status, body: answer.set_result(status))
+    async with asyncio.timeout(30):
+        status = await answer
+    if status == 0:
+        raise AgentschedError(
+            f"nothing answers at {client.url}", "start the gateway or engine, and check the address"
+        )
+
+
+class _Unheard:
+    """The receiver of an answer that nobody needs."""
+
+    def head(self, status: int, headers: object) -> None: ...
+    def data(self, part: bytes) -> None: ...
+    def end(self) -> None: ...
+    def lost(self, reason: str, *, unreachable: bool) -> None: ...
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _summary(
+    replayer: Replayer,
+    probe: LagProbe,
+    makespan: int,
+    workers: int | None,
+    cpu_s: float,
+    interrupted: bool,
+) -> ReplaySummary:
+    counts = replayer.counts
+    ttfts = counts.ttfts_ns
+    return ReplaySummary(
+        makespan_ns=makespan,
+        sessions=counts.sessions,
+        turns=counts.turns,
+        output_tokens=counts.output_tokens,
+        wrong_length=counts.wrong_length,
+        workers=workers,
+        peak_active=counts.peak_active,
+        peak_in_flight=counts.peak_in_flight,
+        ttft_mean_ms=sum(ttfts) / len(ttfts) / 1e6 if ttfts else 0.0,
+        ttft_p99_ms=percentile(ttfts, 99) / 1e6,
+        loop_lag_p50_ms=probe.percentile(50),
+        loop_lag_p99_ms=probe.percentile(99),
+        loop_lag_max_ms=max(probe.lags_ms, default=0.0),
+        dispatch_lag_p99_ms=percentile(counts.dispatch_lags_ns, 99) / 1e6,
+        cpu_s=cpu_s,
+        rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        interrupted=interrupted,
+    )
