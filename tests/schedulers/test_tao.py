@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -635,3 +636,6 @@ def test_plans_are_plain_values() -> None:
     assert isinstance(plan, Plan)
     assert plan.placements == (("a", "r0"),)
     assert solve.solver(solve.snapshot) == plan
+    # Both cross to a worker process and back.
+    sent = pickle.loads(pickle.dumps((solve.solver, solve.snapshot)))
+    assert pickle.loads(pickle.dumps(sent[0](sent[1]))) == plan
