@@ -9,13 +9,13 @@ steps of n sequences take k * (fixed + slope * S) + slope * n * k * (k - 1) / 2,
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 
 from agentsched import PerformanceDataError, SimulationError
 from harness.sim.api_server import ApiServer
 from harness.sim.batcher import Batcher, never_runs, stalled
 from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
+from harness.sim.engine_counts import Counts, records
 from harness.sim.engine_types import (
     PS_PER_NS,
     EngineEvent,
@@ -25,6 +25,7 @@ from harness.sim.engine_types import (
     StepRecord,
     StepTime,
 )
+from harness.sim.outbox import Outbox, to_ns
 from harness.sim.sequence import Sequence
 from harness.sim.step_loop import Batch, KvPool, StepLoop
 from harness.sim.stretch import Stretch
@@ -71,8 +72,8 @@ class Engine:
         self._on_step = on_step
         self._requests: dict[int, Sequence] = {}
         self._aborting: list[Sequence] = []
-        self._outbox: list[tuple[int, int, EngineEvent, int]] = []
-        self._sent = 0
+        self._outbox = Outbox()
+        self._counts = Counts()
         self._seen_ps = 0
         """Time that the engine was last advanced to."""
         self._clock_ps = 0
@@ -84,11 +85,6 @@ class Engine:
         """Requests that may ask for remote KV and have not yet."""
         self._stretch = Stretch(0, 0, 0, 0, 0)
         """How long the batch runs; meaningless without one."""
-        self._prefill_tokens = self._decode_tokens = 0
-        self._prompt_tokens = self._generated = 0
-        self._busy_ps = 0
-        self._done_steps = 0
-        self._at_reset = (0, 0, 0, 0, 0)
 
     def _parts(self, kv_blocks: int) -> tuple[KvPool, StepLoop]:
         """The KV pool, and what composes the steps."""
@@ -115,7 +111,7 @@ class Engine:
         leaves = self._api.serve(now_ps, request.prompt_tokens)
         reason = never_runs(self.params, self._cache.total, sequence.prompt, sequence.final)
         if reason is not None:
-            self._send(leaves, EngineEvent(0, "rejected", request.id, reason=reason), 0)
+            self._send(leaves, EngineEvent(0, "rejected", request.id, reason=reason))
             return
         if request.line.tokens < sequence.final:
             raise SimulationError(
@@ -136,8 +132,7 @@ class Engine:
         Unknown and finished requests are ignored, as by an engine; events of the request that
         are still on their way to the client are dropped.
         """
-        self._outbox = [item for item in self._outbox if item[2].id != request_id]
-        self._outbox.sort()
+        self._outbox.forget(request_id)
         sequence = self._requests.pop(request_id, None)
         if sequence is None:
             return
@@ -170,6 +165,12 @@ class Engine:
         if self._batcher.release(request_id):
             self._disturb(now)
 
+    def step_times_changed(self, now: int) -> None:
+        """Steps that start from now on take other times than the step-time model said before."""
+        self._catch_up()
+        if self._batch is not None and self._stretch.steps > 1:
+            self._cut(self._stretch.started_before(now * PS_PER_NS))
+
     def _disturb(self, now: int) -> None:
         """What waits may fit now: look again at the next step boundary."""
         if self._blocked:
@@ -185,12 +186,13 @@ class Engine:
         the engine has to pass first; to advance to it always makes progress.
         """
         times: list[int] = []
-        if self._outbox:
-            times.append(_to_ns(self._outbox[0][0]))
+        arriving = self._outbox.next_time()
+        if arriving is not None:
+            times.append(to_ns(arriving))
         if self._batch is not None:
             # A load is announced when its step starts, which nothing else reports in time.
             delay = 0 if self._may_load else self.params.output_delay_ps
-            times.append(_to_ns(self._stretch.end_ps + delay))
+            times.append(to_ns(self._stretch.end_ps + delay))
         else:
             start = self._next_start()
             if start is not None:
@@ -211,20 +213,13 @@ class Engine:
                 if start is None or start >= limit:
                     break
                 self._begin(start)
-        outbox = self._outbox
-        events: list[EngineEvent] = []
-        while outbox and outbox[0][0] <= limit:
-            time, _, event, _ = heappop(outbox)
-            events.append(event._replace(time=_to_ns(time)))
-        return events
+        return self._outbox.pop_until(limit)
 
     def output_tokens(self, request_id: int, now: int) -> int:
         """Output tokens that a request in flight has got by `now`; 0 for an unknown one."""
         sequence = self._requests.get(request_id)
         if sequence is None:
-            return max(
-                (count for _, _, event, count in self._outbox if event.id == request_id), default=0
-            )
+            return self._outbox.tokens_of(request_id)
         if not sequence.grouped:
             return sequence.tokens - sequence.prompt
         decoding = self._batch is not None and self._batch.decodes > 0
@@ -235,16 +230,16 @@ class Engine:
         """The gauges as the engine reports them at the time it was advanced to."""
         self._catch_up()
         batcher, cache = self._batcher, self._cache
-        start = self._at_reset
+        queries, hits, preemptions, prompt, generated = self._counts.since_up(batcher)
         return ReplicaSample(
             running=len(batcher.running),
             waiting=batcher.queued + self._api.left_by(self._seen_ps),
             kv_usage=1.0 - cache.free / cache.total,
-            prefix_queries=batcher.queried - start[0],
-            prefix_hits=batcher.hit - start[1],
-            preemptions=batcher.preemptions - start[2],
-            prompt_tokens=self._prompt_tokens - start[3],
-            generation_tokens=self._generated - start[4],
+            prefix_queries=queries,
+            prefix_hits=hits,
+            preemptions=preemptions,
+            prompt_tokens=prompt,
+            generation_tokens=generated,
         )
 
     def state(self) -> EngineState:
@@ -262,10 +257,10 @@ class Engine:
             cached_blocks=cache.cached,
             evicted_blocks=cache.evicted,
             preemptions=batcher.preemptions,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-            busy_ps=self._busy_ps,
-            steps=self._done_steps,
+            prefill_tokens=self._counts.prefill,
+            decode_tokens=self._counts.decode,
+            busy_ps=self._counts.busy_ps,
+            steps=self._counts.steps,
         )
 
     def reset(self, now: int) -> list[int]:
@@ -274,8 +269,7 @@ class Engine:
         The counters of `sample` start again at 0, those of `state` go on.
         """
         self._catch_up()
-        unheard = [item[2].id for item in sorted(self._outbox) if item[2].kind != "first_token"]
-        lost = unheard + list(self._requests)
+        lost = self._outbox.endings() + list(self._requests)
         self._requests.clear()
         self._aborting.clear()
         self._outbox.clear()
@@ -285,14 +279,7 @@ class Engine:
         self._api.clear()
         self._batcher.clear()
         self._clock_ps = self._seen_ps = now * PS_PER_NS
-        batcher = self._batcher
-        self._at_reset = (
-            batcher.queried,
-            batcher.hit,
-            batcher.preemptions,
-            self._prompt_tokens,
-            self._generated,
-        )
+        self._counts.came_up(self._batcher)
         return lost
 
     # ---- steps -------------------------------------------------------------------------------
@@ -346,9 +333,8 @@ class Engine:
         """Tell of the sequences that wait for remote KV from this step's start on."""
         for sequence, tokens in batch.loads:
             self._may_load.discard(sequence.id)
-            self._sent += 1
             event = EngineEvent(0, "loading", sequence.id, sequence.cached, load_tokens=tokens)
-            heappush(self._outbox, (start, self._sent, event, 0))
+            self._outbox.send(start, event)
 
     def _lengthen(self, batch: Batch, context_end: int) -> None:
         """Add decode steps until one ends, blocks run out, the cost changes, a request arrives."""
@@ -388,14 +374,10 @@ class Engine:
     def _execute(self, batch: Batch, steps: int, end: int) -> None:
         """Book `steps` steps of the batch, the last of which ends at `end`."""
         if self._on_step is not None:
-            self._record(batch, steps)
-        self._busy_ps += end - self._clock_ps
-        self._done_steps += steps
+            for record in records(batch, self._batcher, self._stretch, steps, self._cache.free):
+                self._on_step(record)
+        self._counts.book(batch, steps, end - self._clock_ps)
         self._clock_ps = end
-        self._decode_tokens += batch.decodes * steps
-        self._generated += batch.decodes * steps
-        for _, new, _ in batch.chunks:
-            self._prefill_tokens += new
         self._batcher.executed(batch, steps, self._stretch.longest(steps), end)
 
     def _complete(self) -> None:
@@ -420,7 +402,7 @@ class Engine:
     def _drop_aborted(self, batch: Batch) -> None:
         for sequence in self._aborting:
             if sequence.decoding and batch.decodes:
-                self._generated -= 1
+                self._counts.generated -= 1
             self._batcher.drop(sequence)
         self._aborting.clear()
 
@@ -430,10 +412,10 @@ class Engine:
         prefilled = not sequence.decoding
         self._batcher.token(sequence)
         if prefilled:
-            self._generated += 1
+            self._counts.generated += 1
         if first:
             self._may_load.discard(sequence.id)
-            self._prompt_tokens += sequence.prompt
+            self._counts.prompt += sequence.prompt
             if not sequence.prefill_only:
                 event = EngineEvent(0, "first_token", sequence.id, sequence.cached)
                 self._send(end, event, 1)
@@ -448,36 +430,9 @@ class Engine:
     def _finish(self, sequence: Sequence, end: int) -> None:
         self._batcher.drop(sequence)
         del self._requests[sequence.id]
-        gap = None if sequence.gap_ps < 0 else _to_ns(sequence.gap_ps)
+        gap = None if sequence.gap_ps < 0 else to_ns(sequence.gap_ps)
         event = EngineEvent(0, "finished", sequence.id, sequence.cached, gap, sequence.preemptions)
         self._send(end, event, sequence.final - sequence.prompt)
 
-    def _send(self, time_ps: int, event: EngineEvent, tokens: int) -> None:
-        self._sent += 1
-        heappush(self._outbox, (time_ps + self.params.output_delay_ps, self._sent, event, tokens))
-
-    def _record(self, batch: Batch, steps: int) -> None:
-        assert self._on_step is not None
-        batcher = self._batcher
-        if batch.walked is not None:
-            rows = [(s.id, new, s.computed) for s, new in batch.walked]
-        else:
-            chunks = [(s.place, s.id, new, done) for s, new, done in batch.chunks]
-            group = [
-                (s.place, s.id, 1, batcher.group.step + s.base - 1)
-                for s in batcher.running.values()
-                if s.grouped and batch.decodes
-            ]
-            rows = [row[1:] for row in sorted(chunks + group)]
-        preempted = tuple(s.id for s in batch.preempted)
-        start = self._clock_ps
-        free = self._cache.free
-        for step in range(steps):
-            end = self._stretch.start_ps + self._stretch.cost(step + 1)
-            grown = tuple((i, new, computed + step) for i, new, computed in rows)
-            self._on_step(StepRecord(start, end, grown, preempted, free))
-            start = end
-
-
-def _to_ns(time_ps: int) -> int:
-    return -(-time_ps // PS_PER_NS)
+    def _send(self, time_ps: int, event: EngineEvent, tokens: int = 0) -> None:
+        self._outbox.send(time_ps + self.params.output_delay_ps, event, tokens)
