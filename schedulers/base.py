@@ -58,6 +58,9 @@ class Scheduler(ABC):
     name: ClassVar[str]
     info: ClassVar[SchedulerInfo]
     Config: ClassVar[type[Any]] = NoConfig
+    wants_true_tool_ends: ClassVar[bool] = False
+    """A bound, not a policy for real use: a simulation tells it the true end of every tool call,
+    by a ToolHint right after its ToolStarted."""
 
     def __init__(self, config: Any = None, rng: random.Random | None = None) -> None:
         self.config = config if config is not None else self.Config()

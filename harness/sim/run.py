@@ -105,7 +105,11 @@ def simulate(
         plane=plane,
         serve=serve,
         context_limit=limit,
-        settings=replace(settings, context_limit=limit),
+        settings=replace(
+            settings,
+            context_limit=limit,
+            true_tool_hints=settings.true_tool_hints or scheduler.wants_true_tool_ends,
+        ),
         recorder=recorder,
         progress=progress,
     )

@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsched import SchedulerError
+from harness.capacity import resolve_cluster
+from harness.sim.engine_types import EngineParams
+from harness.sim.run import simulate
 from harness.sim.settings import Fault, SimSettings
 from harness.sim.tools import ToolPool, parallel_groups
 from schedulers.base import AdmissionScheduler, SchedulerInfo
@@ -17,7 +20,7 @@ from schedulers.events import Event, SessionClosed, ToolHint, ToolStarted, TurnA
 from schedulers.registry import create, names
 from schedulers.types import NS
 from schedulers.views import ClusterView, Role
-from tests.harness.simulated import MS, play
+from tests.harness.simulated import MS, Records, play
 from workloads.model import Segment, Session, ToolCall, TurnSpec
 
 INFO = SchedulerInfo("test", "nothing", True, "inferred", "none")
@@ -347,3 +350,19 @@ def test_every_session_ends_and_every_block_comes_back(
         return played.makespan, [played.records.turns, played.records.decisions]
 
     assert once() == once()
+
+
+def test_the_oracle_bound_is_told_every_tool_end_without_being_asked_for() -> None:
+    recorder = Records()
+    outcome = simulate(
+        [TWO_TURNS],
+        workers=1,
+        scheduler=create("oracle-tools"),
+        cluster=resolve_cluster("qwen3-32b", "4x2xh100"),
+        settings=SimSettings(),
+        engine=EngineParams(),
+        recorder=recorder,
+    )
+    assert outcome.counters["predicted_calls_tao_progress"] == 1
+    assert outcome.counters["tools_without_truth"] == 0
+    assert outcome.counters["prediction_mae_s_tao_all"] == 0
