@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from agentsched import SimulationError
 from harness.sim.block_cache import NO_MATCH, BlockCache, Holding
 from harness.sim.engine_types import EngineParams
 from harness.sim.overlap import Overlap
@@ -431,28 +430,3 @@ def _last_to_run(sequence: Sequence) -> tuple[int, int, int]:
     # vLLM looks at priority and arrival only, and real arrivals are never equal. Without the id
     # two requests that arrive together could preempt themselves in turn for ever.
     return sequence.priority, sequence.arrived_ps, sequence.id
-
-
-def never_runs(params: EngineParams, blocks: int, prompt: int, final: int) -> str | None:
-    """Why a request of `final` tokens in the end can never be served; None if it can."""
-    limit = params.max_model_len
-    if limit is not None and final > limit:
-        return f"prompt {prompt} + output {final - prompt} tokens exceed the maximum length {limit}"
-    # The last token is sampled, never fed: its KV is not needed.
-    if -(-(final - 1) // params.block_size) > blocks:
-        capacity = blocks * params.block_size
-        return f"prompt {prompt} + output {final - prompt} tokens exceed the KV cache ({capacity})"
-    if not params.chunked_prefill and final - 1 > params.max_num_batched_tokens:
-        return (
-            f"prompt {prompt} + output {final - prompt} tokens exceed the step budget "
-            f"{params.max_num_batched_tokens} with chunked prefill off"
-        )
-    return None
-
-
-def stalled(waiting: int) -> SimulationError:
-    """The error for an engine that has work and cannot start any."""
-    return SimulationError(
-        f"the engine cannot start any of {waiting} waiting requests though none runs",
-        "this is a bug in the engine simulator; please report it",
-    )

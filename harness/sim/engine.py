@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from agentsched import PerformanceDataError, SimulationError
 from harness.sim.api_server import ApiServer
-from harness.sim.batcher import Batcher, never_runs, stalled
+from harness.sim.batcher import Batcher
 from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
 from harness.sim.engine_counts import Counts, records
@@ -26,8 +26,10 @@ from harness.sim.engine_types import (
     StepTime,
 )
 from harness.sim.outbox import Outbox, to_ns
+from harness.sim.request_checks import check_request, never_runs, stalled
 from harness.sim.sequence import Sequence
 from harness.sim.step_loop import Batch, KvPool, StepLoop
+from harness.sim.slowdown import VaryingSteps
 from harness.sim.stretch import Stretch
 from schedulers.types import ReplicaSample
 
@@ -96,16 +98,7 @@ class Engine:
 
     def submit(self, request: EngineRequest, now: int) -> None:
         """Hand a request to the API server at `now` (ns). Its outcome comes from `advance`."""
-        if request.id in self._requests:
-            raise SimulationError(
-                f"request {request.id} was submitted twice", "use a new id for every attempt"
-            )
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise SimulationError(
-                f"request {request.id} has {request.prompt_tokens} prompt tokens and asks for "
-                f"{request.output_tokens}",
-                "both must be 1 or more",
-            )
+        check_request(request, request.id in self._requests)
         now_ps = now * PS_PER_NS
         sequence = Sequence(request, now_ps)
         leaves = self._api.serve(now_ps, request.prompt_tokens)
@@ -113,12 +106,6 @@ class Engine:
         if reason is not None:
             self._send(leaves, EngineEvent(0, "rejected", request.id, reason=reason))
             return
-        if request.line.tokens < sequence.final:
-            raise SimulationError(
-                f"the text of request {request.id} has {request.line.tokens} tokens, its prompt "
-                f"and output {sequence.final}",
-                "intern prompt and output together",
-            )
         self._requests[request.id] = sequence
         if sequence.remote:
             self._may_load.add(sequence.id)
@@ -168,6 +155,15 @@ class Engine:
     def step_times_changed(self, now: int) -> None:
         """Steps that start from now on take other times than the step-time model said before."""
         self._catch_up()
+        if self._batch is not None and self._stretch.steps > 1:
+            self._cut(self._stretch.started_before(now * PS_PER_NS))
+
+    def slow_down(self, factor: float, now: int) -> None:
+        """Steps that start after `now` take `factor` times as long as the step-time model says."""
+        self._catch_up()
+        if not isinstance(self._step_time, VaryingSteps):
+            self._step_time = VaryingSteps(self._step_time)
+        self._step_time.factor = factor
         if self._batch is not None and self._stretch.steps > 1:
             self._cut(self._stretch.started_before(now * PS_PER_NS))
 

@@ -66,6 +66,21 @@ def test_pool_of_no_blocks_and_too_large_an_allocation_are_errors() -> None:
         BlockCache(3).take(4)
 
 
+def test_splits_are_undone_when_no_holding_needs_them() -> None:
+    index, cache = ContentIndex(1), BlockCache(100)
+    line = index.intern([("shared", 64)])
+    owner = _hold(cache, line, 64)
+    cache.fill(owner, 64)
+    parts = [cache.acquire(line, cache.match(line, blocks)) for blocks in (5, 40, 17, 17, 63, 1)]
+    assert len(cache._branches[1]) == 6  # cuts at 1, 5, 17, 40 and 63
+    for part in parts[:-1]:
+        cache.release(part)
+    assert [(e.lo, e.hi, e.refs) for e in cache._branches[1]] == [(0, 1, 2), (1, 64, 1)]
+    cache.release(owner)
+    cache.release(parts[-1])
+    assert [(e.lo, e.hi, e.refs) for e in cache._branches[1]] == [(0, 64, 0)]
+
+
 def test_a_match_is_good_only_until_the_cache_changes() -> None:
     index, cache = ContentIndex(1), BlockCache(4)
     line = index.intern([("a", 4)])

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 
 import pytest
 
-from harness.sim.batcher import never_runs
 from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest, StepRecord
+from harness.sim.request_checks import never_runs
 from tests.harness.engine_workloads import STYLES, Action, CoarseTime
 from tests.oracles.vllm_loop import Abort, Arrival, Seen, VllmLoop
 
