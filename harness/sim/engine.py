@@ -28,8 +28,8 @@ from harness.sim.engine_types import (
 from harness.sim.outbox import Outbox, to_ns
 from harness.sim.request_checks import check_request, never_runs, stalled
 from harness.sim.sequence import Sequence
-from harness.sim.step_loop import Batch, KvPool, StepLoop
 from harness.sim.slowdown import VaryingSteps
+from harness.sim.step_loop import Batch, KvPool, StepLoop
 from harness.sim.stretch import Stretch
 from schedulers.types import ReplicaSample
 
@@ -225,39 +225,16 @@ class Engine:
     def sample(self) -> ReplicaSample:
         """The gauges as the engine reports them at the time it was advanced to."""
         self._catch_up()
-        batcher, cache = self._batcher, self._cache
-        queries, hits, preemptions, prompt, generated = self._counts.since_up(batcher)
-        return ReplicaSample(
-            running=len(batcher.running),
-            waiting=batcher.queued + self._api.left_by(self._seen_ps),
-            kv_usage=1.0 - cache.free / cache.total,
-            prefix_queries=queries,
-            prefix_hits=hits,
-            preemptions=preemptions,
-            prompt_tokens=prompt,
-            generation_tokens=generated,
-        )
+        passed = self._api.left_by(self._seen_ps)
+        return self._counts.sample(self._batcher, self._cache, passed)
 
     def state(self) -> EngineState:
         """The truth at the time the engine was advanced to."""
         self._catch_up()
-        batcher, cache = self._batcher, self._cache
-        batcher.observe(in_step=self._batch is not None)
+        self._batcher.observe(in_step=self._batch is not None)
         passed = self._api.left_by(self._seen_ps)
-        return EngineState(
-            running=len(batcher.running),
-            waiting=batcher.queued + passed,
-            in_api_server=len(self._api) - passed,
-            total_blocks=cache.total,
-            held_blocks=cache.total - cache.free,
-            cached_blocks=cache.cached,
-            evicted_blocks=cache.evicted,
-            preemptions=batcher.preemptions,
-            prefill_tokens=self._counts.prefill,
-            decode_tokens=self._counts.decode,
-            busy_ps=self._counts.busy_ps,
-            steps=self._counts.steps,
-        )
+        still = len(self._api) - passed
+        return self._counts.state(self._batcher, self._cache, passed, still)
 
     def reset(self, now: int) -> list[int]:
         """The replica dies and comes back empty; returns the requests that were in flight.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.sim.engine_types import StepRecord
-from harness.sim.step_loop import Batch, StepLoop
+from harness.sim.engine_types import EngineState, StepRecord
+from harness.sim.step_loop import Batch, KvPool, StepLoop
 from harness.sim.stretch import Stretch
+from schedulers.types import ReplicaSample
 
 
 class Counts:
@@ -31,16 +32,38 @@ class Counts:
         for _, new, _ in batch.chunks:
             self.prefill += new
 
-    def since_up(self, loop: StepLoop) -> tuple[int, int, int, int, int]:
-        """Prefix queries and hits, preemptions, prompt and output tokens since it came up."""
-        queried, hit, preempted, prompt, generated = self._all(loop)
-        before = self._before
-        return (
-            queried - before[0],
-            hit - before[1],
-            preempted - before[2],
-            prompt - before[3],
-            generated - before[4],
+    def sample(self, loop: StepLoop, pool: KvPool, passed: int) -> ReplicaSample:
+        """The gauges; `passed` requests have left the API server and are not queued yet."""
+        now, before = self._all(loop), self._before
+        queries, hits, preemptions, prompt, generated = (
+            value - old for value, old in zip(now, before, strict=True)
+        )
+        return ReplicaSample(
+            running=len(loop.running),
+            waiting=loop.queued + passed,
+            kv_usage=1.0 - pool.free / pool.total,
+            prefix_queries=queries,
+            prefix_hits=hits,
+            preemptions=preemptions,
+            prompt_tokens=prompt,
+            generation_tokens=generated,
+        )
+
+    def state(self, loop: StepLoop, pool: KvPool, passed: int, in_api_server: int) -> EngineState:
+        """The truth."""
+        return EngineState(
+            running=len(loop.running),
+            waiting=loop.queued + passed,
+            in_api_server=in_api_server,
+            total_blocks=pool.total,
+            held_blocks=pool.total - pool.free,
+            cached_blocks=pool.cached,
+            evicted_blocks=pool.evicted,
+            preemptions=loop.preemptions,
+            prefill_tokens=self.prefill,
+            decode_tokens=self.decode,
+            busy_ps=self.busy_ps,
+            steps=self.steps,
         )
 
     def came_up(self, loop: StepLoop) -> None:
