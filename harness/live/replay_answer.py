@@ -67,8 +67,11 @@ class StreamedAnswer:
 
     def _outcome(self, broken: str | None) -> Outcome:
         body = b"".join(self._parts)
-        first, longest = self._token_times(body)
-        texts = _TEXT.findall(body) if self._status == 200 else []
+        matches = list(_TEXT.finditer(body)) if self._status == 200 else []
+        starts = [match.start() for match in matches]
+        if not starts and (tool := body.find(_TOOL)) >= 0:
+            starts = [tool]  # a tool call alone
+        first, longest = self._token_times(starts)
         usage, error = self._ending(body)
         error = broken or error
         headers = self._headers
@@ -83,22 +86,22 @@ class StreamedAnswer:
             first_token=first,
             longest_gap=longest,
             usage=usage,
-            text=_unescaped(b"".join(texts)),
-            tokens=len(texts),
+            text=_unescaped(b"".join([match[1] for match in matches])),
+            tokens=len(matches),
         )
 
-    def _token_times(self, body: bytes) -> tuple[int | None, int | None]:
-        """When the first token came, and the longest time until another did."""
+    def _token_times(self, starts: list[int]) -> tuple[int | None, int | None]:
+        """When the first token came, and the longest time until another did.
+
+        Args:
+            starts: where tokens start in the whole answer.
+        """
         first = last = longest = None
         seen = at = 0
-        ends: list[int] = [match.start() for match in _TEXT.finditer(body)]
-        if not ends:  # a tool call alone
-            tool = body.find(_TOOL)
-            ends = [tool] if tool >= 0 else []
         for part, time in zip(self._parts, self._times, strict=True):
             at += len(part)
             before = seen
-            while seen < len(ends) and ends[seen] < at:
+            while seen < len(starts) and starts[seen] < at:
                 seen += 1
             if seen == before:
                 continue

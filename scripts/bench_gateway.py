@@ -1,0 +1,279 @@
+"""What the gateway and the replay client cost, measured beside other routers in one run.
+
+python -m scripts.bench_gateway [--rounds 5] [--streams 160] [--peers FOLDER] [--json FILE]
+
+Two engines of known timing (`bench_stub.c`) stand behind every arm. Arms take turns in each round,
+so that whatever else the machine does meets all of them. Shown: medians over rounds of what an arm
+adds to the time to first token of the direct arm in the same round, of its 99th percentile, and
+of its CPU time a relayed chunk (start-up left out: CPU is read before and after the load).
+
+The arms: `direct`, `agentsched` (round-robin), and those of vllm-router and smg whose programs are
+in FOLDER or on PATH. More with --arm NAME=COMMAND; in COMMAND {port}, {url1}, {url2} are filled in.
+Needs a C compiler and Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TTFT_MS, ITL_MS, TOKENS = 200, 20, 64
+READY_S = 120.0
+PEERS = {
+    "vllm-router": "{program} --host 127.0.0.1 --port {port} --worker-urls {url1} {url2} "
+    "--policy round_robin --prometheus-port {extra}",
+    "smg": "{program} launch --host 127.0.0.1 --port {port} --worker-urls {url1} {url2} "
+    "--policy round_robin --prometheus-port {extra}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A started program and where it listens."""
+
+    name: str
+    url: str
+    process: subprocess.Popen[bytes] | None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=160)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--peers", type=Path, default=None)
+    parser.add_argument("--arm", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--only", default=None, help="arms to run, with commas between")
+    parser.add_argument("--json", type=Path, default=None, help="also write every figure here")
+    given = parser.parse_args()
+    commands = {"agentsched": _own_command(), **_peer_commands(given.peers)}
+    commands |= dict(text.split("=", 1) for text in given.arm)
+    if given.only is not None:
+        commands = {name: commands[name] for name in given.only.split(",")}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stubs = [stack.enter_context(_stub(folder)) for _ in range(2)]
+        arms = [Server("direct", stubs[0].url, None)]
+        for name, command in commands.items():
+            arms.append(stack.enter_context(_router(name, command, stubs, folder)))
+        rows = _rounds(arms, stubs, given.rounds, given.streams, given.turns)
+    _show(rows, given.streams)
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _own_command() -> str:
+    program = shlex.quote(sys.executable)
+    return (
+        f"{program} -m agentsched serve --scheduler round-robin --backend {{url1}} "
+        "--backend {url2} --port {port} --admin-port {extra}"
+    )
+
+
+def _peer_commands(folder: Path | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, command in PEERS.items():
+        program = shutil.which(name, path=str(folder)) if folder is not None else None
+        program = program or shutil.which(name)
+        if program is not None:
+            found[name] = command.replace("{program}", shlex.quote(program))
+    return found
+
+
+# Programs.
+
+
+@contextmanager
+def _started(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a group of its own, ended with all it started."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, cwd=HERE.parent
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+
+@contextmanager
+def _stub(folder: Path) -> Iterator[Server]:
+    program, port = folder / "bench_stub", _free_port()
+    if not program.exists():
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run(
+            [compiler, "-O2", "-o", str(program), str(HERE / "bench_stub.c")], check=True
+        )
+    command = [str(program), str(port), str(TTFT_MS), str(ITL_MS)]
+    with _started(command, folder / f"stub-{port}.log") as process:
+        server = Server("stub", f"http://127.0.0.1:{port}", process)
+        _wait_ready(server, folder / f"stub-{port}.log")
+        yield server
+
+
+@contextmanager
+def _router(name: str, command: str, stubs: list[Server], folder: Path) -> Iterator[Server]:
+    port, log = _free_port(), folder / f"{name}.log"
+    filled = command.format(port=port, extra=_free_port(), url1=stubs[0].url, url2=stubs[1].url)
+    with _started(shlex.split(filled), log) as process:
+        server = Server(name, f"http://127.0.0.1:{port}", process)
+        _wait_ready(server, log)
+        yield server
+
+
+def _wait_ready(server: Server, log: Path) -> None:
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        if server.process is not None and server.process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{server.url}/v1/models", timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            pass
+        time.sleep(0.2)
+    sys.exit(f"{server.name} did not start:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+# Measuring.
+
+
+def _rounds(
+    arms: list[Server], stubs: list[Server], rounds: int, streams: int, turns: int
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for number in range(-1, rounds):  # the first warms everything up and is not kept
+        for arm in arms:
+            row = _measure(arm, stubs, streams, turns)
+            if number >= 0:
+                rows.append({"round": number, "arm": arm.name, **row})
+                print(f"round {number + 1} {arm.name}: {_short(row)}", file=sys.stderr)
+    return rows
+
+
+def _short(row: dict[str, Any]) -> str:
+    return (
+        f"TTFT {row['ttft_mean_ms']:.2f} ms, p99 {row['ttft_p99_ms']:.2f}, "
+        f"ok {row['ok']}/{row['turns']}"
+    )
+
+
+def _measure(arm: Server, stubs: list[Server], streams: int, turns: int) -> dict[str, Any]:
+    for stub in stubs:
+        _get(f"{stub.url}/reset")
+    before = _cpu_s(arm)
+    command = [sys.executable, "-m", "scripts.bench_load", arm.url]
+    command += ["--streams", str(streams), "--turns", str(turns), "--tokens", str(TOKENS)]
+    done = subprocess.run(command, cwd=HERE.parent, check=True, capture_output=True)
+    row: dict[str, Any] = json.loads(done.stdout)
+    spent = _cpu_s(arm) - before
+    states = [_get(f"{stub.url}/stats") for stub in stubs]
+    late = max(s["first_late_us"] for s in states) / 1e3
+    row["stub_late_ms"] = late
+    row["ttft_error_ms"] = row["ttft_mean_ms"] - TTFT_MS - late
+    row["ttft_p99_error_ms"] = row["ttft_p99_ms"] - TTFT_MS - late
+    row["stub_peak"] = sum(s["peak"] for s in states)
+    row["cpu_us_per_chunk"] = spent / max(1, row["tokens"]) * 1e6
+    row["client_us_per_token"] = row["client_cpu_s"] / max(1, row["tokens"]) * 1e6
+    return row
+
+
+def _get(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def _cpu_s(arm: Server) -> float:
+    """CPU time of the arm's process group so far."""
+    if arm.process is None:
+        return 0.0
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == arm.process.pid:
+            total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _show(rows: list[dict[str, Any]], streams: int) -> None:
+    by_arm: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_arm.setdefault(row["arm"], []).append(row)
+    direct = by_arm["direct"]
+    print(f"{streams} streams, {len(direct)} rounds; medians over rounds")
+    print(f"client alone: TTFT error {_median(direct, 'ttft_error_ms'):.2f} ms mean, ", end="")
+    print(f"{_median(direct, 'ttft_p99_error_ms'):.2f} ms p99; ", end="")
+    print(
+        f"{_median(direct, 'client_us_per_token'):.1f} us CPU a token (start-up included); ", end=""
+    )
+    print(f"most in flight {_median(direct, 'stub_peak'):.0f}")
+    head = ("arm", "added TTFT mean", "added p99", "CPU a chunk", "lost", "to agentsched")
+    print(("{:<14}" + "{:>17}" * 5).format(*head))
+    own = by_arm.get("agentsched")
+    for name, arm in by_arm.items():
+        if name == "direct":
+            continue
+        mean, p99 = _added(arm, direct, "ttft_mean_ms"), _added(arm, direct, "ttft_p99_ms")
+        cpu = _median(arm, "cpu_us_per_chunk")
+        lost = sum(row["turns"] - row["ok"] for row in arm)
+        ratio = cpu / _median(own, "cpu_us_per_chunk") if own else float("nan")
+        cells = (
+            f"{mean:.2f} ms",
+            f"{p99:.2f} ms",
+            f"{cpu:.1f} us",
+            str(lost),
+            f"{ratio:.2f} x CPU",
+        )
+        print(("{:<14}" + "{:>17}" * 5).format(name, *cells))
+
+
+def _median(rows: list[dict[str, Any]], key: str) -> float:
+    return float(statistics.median(row[key] for row in rows))
+
+
+def _added(arm: list[dict[str, Any]], direct: list[dict[str, Any]], key: str) -> float:
+    """Median over rounds of what the arm has more than the direct arm of the same round."""
+    base = {row["round"]: row[key] for row in direct}
+    return float(statistics.median(row[key] - base[row["round"]] for row in arm))
+
+
+if __name__ == "__main__":
+    main()
