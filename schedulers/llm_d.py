@@ -8,7 +8,8 @@ load-aware    0.5 with nothing waiting, else 0.5 * (1 - waiting / 128), not belo
 token-load    1 - min(1, tokens in flight / 4,194,304)
 affinity      1 for the replica the session was on
 
-Ties are broken at random. Gauges are those of the last poll. With a prefill pool, a turn whose
+Ties are broken at random. Gauges are those of the last poll: the project polls many times a second,
+and with a slow poll everybody follows the same old gauge. With a prefill pool, a turn whose
 decode replica misses at least `remote_prefill_tokens` of the prompt is prefilled there, chosen by
 2 * prefix + 1 * queue in both pools.
 """

@@ -95,6 +95,7 @@ def configure(cls: type[Scheduler], settings: Mapping[str, Any]) -> Any:
         UsageError: unknown setting, wrong type, or a value its Config refuses.
     """
     fields = {field.name: field for field in dataclasses.fields(cls.Config)}
+    given = dict(settings)
     for key, value in settings.items():
         if key not in fields:
             raise UsageError(
@@ -104,14 +105,17 @@ def configure(cls: type[Scheduler], settings: Mapping[str, Any]) -> Any:
         default = fields[key].default
         if isinstance(default, float) and type(value) is int:
             continue
-        free_form = default is dataclasses.MISSING or default is None or value is None
+        if isinstance(default, tuple) and isinstance(value, list):
+            given[key] = tuple(value)
+            continue
+        free_form = default is dataclasses.MISSING or default is None
         if not free_form and type(value) is not type(default):
             raise UsageError(
                 f"setting `{key}` of scheduler `{cls.name}` is {value!r}",
                 f"give a {type(default).__name__}, like the default {default!r}",
             )
     try:
-        return cls.Config(**settings)
+        return cls.Config(**given)
     except ValueError as error:
         raise UsageError(
             f"scheduler `{cls.name}`: {error}", "see `agentsched list schedulers` for its settings"

@@ -23,6 +23,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import ClassVar
 
+from schedulers import events as ev
 from schedulers.accounts import Account, Accounts, TokenEstimate
 from schedulers.base import AdmissionScheduler, SchedulerInfo
 from schedulers.commands import (
@@ -34,17 +35,6 @@ from schedulers.commands import (
     Resume,
     Route,
     WakeAt,
-)
-from schedulers.events import (
-    ClientGone,
-    DispatchFailed,
-    Event,
-    ReplicaLost,
-    SessionClosed,
-    Timer,
-    TurnArrived,
-    TurnFailed,
-    TurnFinished,
 )
 from schedulers.pools import by_id, serving
 from schedulers.short_first import BUFFER_TOKENS, Queued, queue_class, short_first_plan
@@ -87,8 +77,10 @@ class ThunderAgentConfig:
     roomiest replica is kept for it; 0: never. Smallest first starves large prompts (our choice)."""
 
     def __post_init__(self) -> None:
-        if self.interval_s <= 0:
-            raise ValueError(f"interval_s is {self.interval_s}, must be positive")
+        if self.interval_s <= 0 or self.forced_resume_s <= 0:
+            raise ValueError("interval_s and forced_resume_s must be positive")
+        if self.buffer_tokens < 0 or self.acting_weight < 0:
+            raise ValueError("buffer_tokens and acting_weight must not be negative")
 
 
 class ThunderAgent(AdmissionScheduler):
@@ -117,26 +109,26 @@ class ThunderAgent(AdmissionScheduler):
     def counters(self) -> dict[str, float]:
         return {name: float(count) for name, count in self._counts.items()}
 
-    def on_event(self, event: Event, cluster: ClusterView) -> Iterator[Command]:
+    def on_event(self, event: ev.Event, cluster: ClusterView) -> Iterator[Command]:
         match event:
-            case TurnArrived(now, turn):
+            case ev.TurnArrived(now, turn):
                 yield from self._arrived(turn, now, cluster)
-            case DispatchFailed(now, turn):
+            case ev.DispatchFailed(now, turn):
                 yield from self._dispatch_failed(turn, now, cluster)
-            case TurnFinished(now, session, turn_id):
+            case ev.TurnFinished(now, session, turn_id):
                 self.learn(turn_id, event)
                 yield from self._turn_ended(session, now, cluster)
-            case TurnFailed(now, session, turn_id) | ClientGone(now, session, turn_id):
+            case ev.TurnFailed(now, session, turn_id) | ev.ClientGone(now, session, turn_id):
                 self._prompt_bytes.pop(turn_id, None)
                 if self.config.finish_on_all_exits:
                     yield from self._turn_ended(session, now, cluster)
-            case SessionClosed(_, session) if session in self.accounts.all:
+            case ev.SessionClosed(_, session) if session in self.accounts.all:
                 if self.config.honour_release:
                     self.accounts.close(self.accounts.all[session])
-            case ReplicaLost(now, replica) if self.config.failover:
+            case ev.ReplicaLost(now, replica) if self.config.failover:
                 for account in self.accounts.on(replica):
                     self.accounts.enqueue(account, now)
-            case Timer(now):
+            case ev.Timer(now):
                 if self._next_tick is not None and now >= self._next_tick:
                     self._next_tick = None
                     yield from self.tick(now, cluster)
@@ -222,7 +214,7 @@ class ThunderAgent(AdmissionScheduler):
         else:
             yield from self.displaced(account, turn, now, cluster)
 
-    def learn(self, turn_id: str, event: TurnFinished) -> None:
+    def learn(self, turn_id: str, event: ev.TurnFinished) -> None:
         """The usage of a finished turn is the session's context."""
         self.estimate.learn(self._prompt_bytes.pop(turn_id, 0), event.usage)
         if account := self.accounts.all.get(event.session):
@@ -342,14 +334,15 @@ class ThunderAgent(AdmissionScheduler):
         return -self.remaining(replica, cluster)
 
     def remaining(self, replica: ReplicaView, cluster: ClusterView) -> float:
-        shared = self.accounts.shared(replica, cluster) if self.config.shared_tokens else 0.0
-        return self.accounts.remaining(replica, self.accounts.active(replica, cluster), shared)
+        return self._left(replica, self.accounts.active(replica, cluster), cluster)
 
     def resume_room(self, replica: ReplicaView, now: int, cluster: ClusterView) -> float:
         if not self.config.decay:
             return self.remaining(replica, cluster)
+        return self._left(replica, self.accounts.active_decayed(replica, cluster, now), cluster)
+
+    def _left(self, replica: ReplicaView, active: float, cluster: ClusterView) -> float:
         shared = self.accounts.shared(replica, cluster) if self.config.shared_tokens else 0.0
-        active = self.accounts.active_decayed(replica, cluster, now)
         return self.accounts.remaining(replica, active, shared)
 
     def _force(self, now: int, cluster: ClusterView) -> Iterator[Command]:
