@@ -19,6 +19,7 @@ from harness.models import find_model
 from harness.settings import settings_from
 from harness.sim.defaults import engine_defaults
 from harness.sim.engine_types import EngineParams
+from harness.sim.faults import check_faults
 from harness.sim.settings import SimSettings
 from harness.spec import RunSpec, WorkloadSpec
 from harness.topology import find_topology
@@ -217,6 +218,8 @@ def plan(spec: RunSpec) -> Plan:
         topology = find_topology(spec.topology)
         cluster = resolve_cluster(model, topology, **spec.memory.model_dump())
     sim = settings_from(spec, ("sim",), SimSettings, spec.sim)
+    with spec.locating("sim", "faults"):
+        check_faults(sim.faults, [replica.id for replica in cluster.replicas])
     engine = _engine(spec, cluster)
     limit = sim.context_limit or model.context_limit
     return Plan(spec, cluster, engine, sim, _arms(spec), _workloads(spec, limit))

@@ -91,7 +91,9 @@ class SimDriver:
             SchedulerError: the policy broke its contract, or left turns waiting for ever.
         """
         self._start_sessions()
-        for fault in self.settings.faults:
+        scenario = self.settings.fault_scenario
+        drawn = scenario.faults(self._service.fleet.names) if scenario else ()
+        for fault in (*self.settings.faults, *drawn):
             self.clock.at(nanoseconds(fault.at_s), Priority.FAULT, partial(self._fault, fault))
         self.clock.at(0, Priority.SAMPLE, self._sample)
         while self._ended < self._total:
@@ -387,6 +389,9 @@ class SimDriver:
             self._unsampled.add(fault.replica)
         elif fault.kind == "metrics-resume":
             self._unsampled.discard(fault.replica)
+        elif fault.kind in ("slow", "normal"):
+            factor = fault.factor if fault.kind == "slow" else 1.0
+            self._service.fleet.slow_down(fault.replica, factor)
         else:
             lost = self._service.lose(fault.replica)
             self._unsampled.add(fault.replica)

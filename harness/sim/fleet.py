@@ -28,6 +28,10 @@ class Fleet:
         self._deliver = deliver
         self._wakes: dict[str, int | None] = dict.fromkeys(engines)
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._engines)
+
     def __iter__(self) -> Iterator[tuple[str, Engine]]:
         """All engines, brought up to now."""
         for replica, engine in self._engines.items():
@@ -63,6 +67,12 @@ class Fleet:
         lost = self._engines[replica].reset(self._clock.now)
         self._reschedule(replica)
         return lost
+
+    def slow_down(self, replica: str, factor: float) -> None:
+        """Its steps take `factor` times as long from the next one on."""
+        self._advance(replica)
+        self._engines[replica].slow_down(factor, self._clock.now)
+        self._reschedule(replica)
 
     def streamed(self, replica: str, request: int) -> int:
         """Output tokens the client has by now."""

@@ -9,6 +9,7 @@ from harness.capacity import ReplicaPlan
 from harness.sim.energy import PhaseSeconds, joules
 from harness.sim.engine import Engine
 from harness.sim.engine_types import StepTime
+from harness.sim.slowdown import VaryingSteps
 
 _PS_PER_S = 10**12
 _NS_PER_S = 10**9
@@ -16,21 +17,20 @@ _NS_PER_S = 10**9
 ENERGY_SOURCE = "power model with assumed draws by phase"
 
 
-class MeteredSteps:
+class MeteredSteps(VaryingSteps):
     """Step times that remember how long steps with a prefill chunk took.
 
     An engine asks for the time of such a step once, when it begins it.
     """
 
-    __slots__ = ("_inner", "decode_piece", "prefill_ps")
+    __slots__ = ("prefill_ps",)
 
     def __init__(self, inner: StepTime) -> None:
-        self._inner = inner
-        self.decode_piece = inner.decode_piece
+        super().__init__(inner)
         self.prefill_ps = 0
 
     def mixed_ps(self, chunks: Sequence[tuple[int, int]], decodes: int, context_sum: int) -> int:
-        spent = self._inner.mixed_ps(chunks, decodes, context_sum)
+        spent = super().mixed_ps(chunks, decodes, context_sum)
         self.prefill_ps += spent
         return spent
 

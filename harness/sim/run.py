@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
@@ -15,7 +15,8 @@ from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
 from harness.sim.driver import Recorder, SimDriver
 from harness.sim.engine import Engine
-from harness.sim.engine_types import EngineParams
+from harness.sim.engine_types import EngineParams, StepTime
+from harness.sim.faults import check_faults
 from harness.sim.links import LinkSpec
 from harness.sim.metering import MeteredSteps, energy_facts
 from harness.sim.service import Listener, Service
@@ -26,6 +27,13 @@ from schedulers.views import Role
 from workloads.model import Session
 
 _ROLES: dict[str, Role] = {"mixed": "mixed", "prefill": "prefill", "decode": "decode"}
+
+
+class SourcedStepTime(StepTime, Protocol):
+    """Step times that say where they come from."""
+
+    @property
+    def source(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +61,26 @@ def simulate(
     recorder: Recorder,
     capacity_share: float = 1.0,
     progress: Callable[[int, int], None] | None = None,
+    step_times: Mapping[str, SourcedStepTime] | None = None,
 ) -> SimOutcome:
     """Play the sessions under the scheduler; records go to `recorder`.
 
     Args:
         workers: sessions active at once; None starts each at its recorded arrival.
         capacity_share: part of each replica's KV that this gateway may use (0 to 1].
+        step_times: by replica id; None: those that ship for the model on the hardware.
 
     Raises:
+        UsageError: a fault names a replica that is not there.
         SchedulerError: the policy broke its contract.
         PerformanceDataError: no step times for the model on this hardware.
     """
     wall, cpu = time.perf_counter(), time.process_time()
     contents = ContentIndex(engine.block_size)
-    steps = {r.id: step_time_for(cluster.model, r) for r in cluster.replicas}
+    check_faults(settings.faults, [r.id for r in cluster.replicas])
+    steps: Mapping[str, SourcedStepTime] = step_times or {
+        r.id: step_time_for(cluster.model, r) for r in cluster.replicas
+    }
     meters = {name: MeteredSteps(step) for name, step in steps.items()}
     first = cluster.replicas[0].gpu
     link = settings.kv_link or LinkSpec(first.network_gbs, latency_us=first.link_latency_us)

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.sim.faults import Fault as Fault
+from harness.sim.faults import FaultScenario
 from harness.sim.kv_store import StoreSpec
 from harness.sim.links import LinkSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that happens to a replica at a time of the run (seconds)."""
-
-    at_s: float
-    replica: str
-    kind: str
-    """`lost`: gone with its KV; `recovered`: back, empty; `metrics-stop` / `metrics-resume`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +47,8 @@ class SimSettings:
     kv_store: StoreSpec | None = None
     """A KV store that all replicas share."""
     faults: tuple[Fault, ...] = ()
+    fault_scenario: FaultScenario | None = None
+    """Failures at random, beside `faults`."""
     record_decisions: bool = True
 
     def __post_init__(self) -> None:
