@@ -78,7 +78,7 @@ class Batcher:
         params, group, running = self.params, self.group, self.running
         budget = params.max_num_batched_tokens
         threshold = params.long_prefill_token_threshold
-        if threshold and len(running) + len(self.waiting) <= 1:
+        if threshold and len(running) + self.queued + len(self.loading) <= 1:
             threshold = 0
         prefills = self._prefills
         decodes = len(running) - len(prefills)
