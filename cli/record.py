@@ -15,10 +15,12 @@ from cli.serve_options import (
     Backends,
     Host,
     IdleExpiry,
+    KvEvents,
     Poll,
     Port,
     Share,
     Wait,
+    kv_endpoints,
     scheduler_settings,
     serve_settings,
 )
@@ -46,6 +48,7 @@ def record(
     poll: Poll = 5.0,
     wait: Wait = 600.0,
     allow_urls: AllowUrls = False,
+    kv_events: KvEvents = None,
 ) -> None:
     """Serve, and record tokens, timing and tools of all sessions as a native trace.
 
@@ -68,6 +71,7 @@ def record(
             allow_urls=allow_urls,
         ),
         tell=console.notes().print,
+        kv_events=kv_endpoints(backend, kv_events),
         trace=out,
         content=record_content,
         workload=workload,

@@ -16,10 +16,12 @@ from cli.serve_options import (
     EventLog,
     Host,
     IdleExpiry,
+    KvEvents,
     Poll,
     Port,
     Share,
     Wait,
+    kv_endpoints,
     scheduler_settings,
     serve_settings,
 )
@@ -39,6 +41,7 @@ def serve(
     poll: Poll = 5.0,
     wait: Wait = 600.0,
     allow_urls: AllowUrls = False,
+    kv_events: KvEvents = None,
     event_log: EventLog = None,
 ) -> None:
     """Serve OpenAI and Anthropic APIs in front of engines, under a scheduler.
@@ -62,6 +65,7 @@ def serve(
             allow_urls=allow_urls,
         ),
         tell=console.notes().print,
+        kv_events=kv_endpoints(backend, kv_events),
         event_log=event_log,
     )
 

@@ -39,6 +39,22 @@ AllowUrls = Annotated[
 EventLog = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Log every event and what it led to.")
 ]
+KvEvents = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kv-events", metavar="tcp://HOST:PORT", help="An engine's KV events, in their order."
+    ),
+]
+
+
+def kv_endpoints(backends: list[str], endpoints: list[str] | None) -> dict[str, str]:
+    """KV-event addresses by replica id."""
+    given = endpoints or []
+    if given and len(given) != len(backends):
+        raise UsageError(
+            f"{len(given)} --kv-events for {len(backends)} --backend", "give one for each, or none"
+        )
+    return {f"r{index}": endpoint for index, endpoint in enumerate(given)}
 
 
 def scheduler_settings(assignments: list[str] | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def serve(
     trace: Path | None = None,
     content: Path | None = None,
     workload: str = "recorded",
+    kv_events: Mapping[str, str] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -38,6 +39,7 @@ def serve(
         tell: is given lines for the user.
         trace: file for a recorded trace; None: nothing is recorded.
         content: file for the text of prompts and answers.
+        kv_events: addresses of KV-event publishers by replica id.
 
     Raises:
         SchedulerError: the policy broke its contract.
@@ -45,7 +47,16 @@ def serve(
         ListenError: a port cannot be listened on.
         TraceError: the trace cannot be written.
     """
-    uvloop.run(_serve(policy, backends, settings, tell, event_log, trace, content, workload))
+    text = content.open("wb") if content is not None else None
+    recorder = TraceRecorder(trace, workload, text) if trace is not None else None
+    try:
+        uvloop.run(_serve(policy, backends, settings, tell, event_log, recorder, kv_events or {}))
+    finally:
+        if text is not None:
+            text.close()
+        if recorder is not None:
+            count = recorder.save()
+            tell(f"recorded {count} session(s), {recorder.turns} turn(s) in {trace}")
 
 
 async def _serve(
@@ -54,14 +65,17 @@ async def _serve(
     settings: ServeSettings,
     tell: Tell,
     event_log: Path | None,
-    trace: Path | None,
-    content: Path | None,
-    workload: str,
+    recorder: TraceRecorder | None,
+    kv_events: Mapping[str, str],
 ) -> None:
-    text = content.open("wb") if content is not None else None
-    recorder = TraceRecorder(trace, workload, text) if trace is not None else None
     served = ServedGateway(
-        policy, backends, settings, event_log=event_log, watcher=recorder, observer=recorder
+        policy,
+        backends,
+        settings,
+        event_log=event_log,
+        watcher=recorder,
+        observer=recorder,
+        kv_events=kv_events,
     )
     stopped = stop_event()
     try:
@@ -83,11 +97,6 @@ async def _serve(
             raise served.failure.result()
     finally:
         await served.close()
-        if text is not None:
-            text.close()
-        if recorder is not None and trace is not None:
-            count = recorder.save()
-            tell(f"recorded {count} session(s), {recorder.turns} turn(s) in {trace}")
 
 
 def emulate(

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from harness.live.gateway import Gateway, GatewaySettings, Observer
 from harness.live.gauges import Gauges, read_gauges
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer, Limits
+from harness.live.kv_events import KvStream, KvSubscriber
 from harness.live.planners import ProcessPlanner
 from harness.live.polling import Poller, PollSettings, get, server_info_capacity
 from harness.live.wire import Sender
@@ -87,6 +89,7 @@ class ServedGateway:
         watcher: is told of turns and sessions.
         observer: sees complete turns with their text.
         decision: is given every record of the decision log.
+        kv_events: addresses of KV-event publishers by replica id.
         speed: virtual seconds per real second (emulation).
     """
 
@@ -102,6 +105,7 @@ class ServedGateway:
         observer: Observer | None = None,
         decision: Callable[[DecisionRecord], None] | None = None,
         on_gauges: Callable[[str, Gauges], None] | None = None,
+        kv_events: Mapping[str, str] | None = None,
         speed: float = 1.0,
     ) -> None:
         self.settings = settings or ServeSettings()
@@ -109,6 +113,8 @@ class ServedGateway:
         names = names or [f"r{i}" for i in range(len(backends))]
         self._observer, self._decision, self._speed = observer, decision, speed
         self._on_gauges = on_gauges
+        self._kv_events = dict(kv_events or {})
+        self._subscribers: list[KvSubscriber] = []
         self.clients = {name: HttpClient(url) for name, url in zip(names, backends, strict=True)}
         self._event_log_path = event_log
         self._log_stream: IO[bytes] | None = None
@@ -165,6 +171,9 @@ class ServedGateway:
         self.poller = Poller(self.driver, senders, clock, self.settings.poll, saw_gauges)
         self.gateway.poller = self.poller
         self.poller.start()
+        for name, endpoint in self._kv_events.items():
+            cleared = partial(self.driver.kv_changed, name, cleared=True)
+            self._subscribers.append(KvSubscriber(endpoint, KvStream(cleared)))
         host, port = self.settings.host, self.settings.port
         self.port = await self._listen(self.gateway.handle, self.gateway.refusal, port)
         admin_port = self.settings.admin_port
@@ -185,6 +194,8 @@ class ServedGateway:
             await server.close()
         if hasattr(self, "poller"):
             self.poller.stop()
+        for subscriber in self._subscribers:
+            await subscriber.close()
         for client in self.clients.values():
             await client.close()
         self._planner.close()
