@@ -1,0 +1,151 @@
+"""The commands as a user starts them: emulate, serve, replay, top, verify-log, record."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from workloads.model import Session, ToolCall, TurnSpec
+from workloads.trace import load_trace, write_trace
+
+LIMIT_S = 60.0
+
+
+def agentsched(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "agentsched", *map(str, words)]
+
+
+@contextmanager
+def started(log: Path, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(agentsched(*words), stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def urls(log: Path, count: int) -> list[str]:
+    """Addresses that a started program has printed, once there are so many."""
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        found = re.findall(r"http://127\.0\.0\.1:\d+", log.read_text())
+        if len(found) >= count:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"no {count} addresses in: {log.read_text()}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> int:
+    process.send_signal(signal.SIGINT)
+    return process.wait(LIMIT_S)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    for _ in range(50):
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            first: int = sock.getsockname()[1]
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as sock:
+                    sock.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+def done(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        agentsched(*words),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    turns = (
+        TurnSpec(40, 8, tools=(ToolCall("bash", 0.1),)),
+        TurnSpec(20, 8, kept_turn=0, kept_tokens=48),
+    )
+    path = tmp_path / "small.jsonl"
+    write_trace(path, [Session(f"s{i}", turns, "small", "recorded") for i in range(3)])
+    return path
+
+
+def test_from_engines_to_a_verified_log(tmp_path: Path, trace: Path) -> None:
+    emulator, gateway = tmp_path / "emulate.log", tmp_path / "serve.log"
+    events, runs = tmp_path / "events.jsonl", tmp_path / "run"
+    port = free_ports(6)
+    words = ("emulate", "--topology", "4x1xh100", "--port", str(port))
+    with started(emulator, *words, "--speed", "5") as engines:
+        backends = [f"--backend={url}" for url in urls(emulator, 4)[:2]]
+        serve = ("serve", "--scheduler", "tao", *backends, "--port", str(port + 4))
+        with started(gateway, *serve, "--event-log", events) as served:
+            url, admin = urls(gateway, 2)
+            played = done("replay", trace, "--url", url, "--workers", "3", "-o", runs)
+            assert played.returncode in (0, 3), played.stderr  # 3: this machine is too busy
+            assert re.search(r"turns ended +6\b", played.stdout)
+            assert re.search(r"output tokens +48\b", played.stdout)
+            shown = done("top", admin, "--once")
+            assert shown.returncode == 0
+            assert "tao" in shown.stdout
+            assert "r1" in shown.stdout
+            assert done("top", url, "--once").returncode == 1
+            assert stop(served) == 0
+        assert stop(engines) == 0
+    checked = done("verify-log", events)
+    assert checked.returncode == 0, checked.stderr
+    assert "every decision the same" in checked.stdout
+    summary = next(runs.glob("cells/*/summary.json")).read_text()
+    assert '"label": "measured"' in summary or '"label":"measured"' in summary
+
+
+def test_record_writes_a_trace_that_reads_back(tmp_path: Path, trace: Path) -> None:
+    emulator, gateway = tmp_path / "emulate.log", tmp_path / "record.log"
+    out, port = tmp_path / "recorded.jsonl", free_ports(6)
+    with started(emulator, "emulate", "--port", str(port), "--speed", "5") as engines:
+        backend = f"--backend={urls(emulator, 4)[0]}"
+        with started(gateway, "record", backend, "--port", str(port + 4), "-o", out) as recorder:
+            url = urls(gateway, 2)[0]
+            played = done("replay", trace, "--url", url, "--workers", "1", "--gaps", "none")
+            assert played.returncode in (0, 3), played.stderr
+            assert stop(recorder) == 0
+        assert stop(engines) == 0
+    recorded = load_trace(out)
+    assert [len(s.turns) for s in recorded] == [2, 2, 2]
+    assert [t.kept_tokens for s in recorded for t in s.turns] == [0, 48] * 3
+
+
+def test_mistakes_are_told_in_a_line(tmp_path: Path, trace: Path) -> None:
+    for words, code, said in (
+        (("serve", "--backend", "nonsense"), 2, "not the address of a server"),
+        (("serve", "--backend", "http://127.0.0.1:1", "--scheduler", "x"), 2, "unknown scheduler"),
+        (("serve", "--backend", "http://127.0.0.1:1", "--wait", "0"), 1, "does not answer"),
+        (("replay", trace, "--url", "http://127.0.0.1:1"), 1, "nothing answers"),
+        (("replay", trace, "--url", "http://127.0.0.1:1", "--gaps", "odd"), 2, "--gaps"),
+        (("verify-log", trace), 2, "not an event log"),
+        (("emulate", "--script", tmp_path / "none.jsonl"), 2, "cannot be read"),
+    ):
+        failed = done(*words)
+        assert failed.returncode == code, (words, failed.stderr)
+        assert said in failed.stderr
+        assert "Traceback" not in failed.stderr
