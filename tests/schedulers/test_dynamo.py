@@ -56,11 +56,11 @@ def test_overlap_pulls_until_load_outweighs_it() -> None:
 
 
 def test_partial_blocks_give_no_credit() -> None:
-    driver = start("a", "b", active_request_weight=1.0)
+    driver = start("a", "b", active_request_weight=0.5)
     home = driver.place("s", text(("s", 15)))
     driver.first_token("s")
-    # 15 of 31 tokens match: 0 whole blocks. Home: raw 31 / 16, decode ceil(31 / 16) = 2, active 1;
-    # other: raw 31 / 16, decode 2.
+    # 15 of 31 tokens match: no whole block. Home: raw 31 / 16, decode ceil(31 / 16) = 2, half for
+    # the active request; other: raw 31 / 16, decode 2. A credit of 15 / 16 would tip it.
     assert driver.place("t", text(("s", 31))) != home
 
 

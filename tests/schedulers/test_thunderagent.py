@@ -159,6 +159,18 @@ def test_pauses_the_smallest_acting_session_until_it_is_safe() -> None:
     assert paused(driver.advance(5.0)) == ["b"]
 
 
+def test_a_replica_that_is_exactly_full_is_left_alone() -> None:
+    driver = start()
+    driver.arrive("a", 200)
+    driver.finish("a")
+    driver.arrive("c", 220)
+    # 200 + 220 + 200 of buffers and 380 streamed: 1000. A part of a step of 20 does not count.
+    driver.cluster.streamed["c"] = 395
+    assert paused(driver.advance(5.0)) == []
+    driver.cluster.streamed["c"] = 400
+    assert paused(driver.advance(5.0)) == ["a"]
+
+
 def test_a_session_paused_in_a_tick_is_not_resumed_in_the_same() -> None:
     driver = start(replicas=2)
     driver.arrive("a", 600)
