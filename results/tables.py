@@ -137,6 +137,12 @@ def _against(comparator: str | None) -> str:
 
 def _captions(group: Group, metrics: Sequence[Metric]) -> tuple[str, ...]:
     lines = [_provenance(group), _sample(group)]
+    if "decode_tps_bound" in group.facts:
+        lines.append(
+            f"No scheduler can pass {group.facts['decode_tps_bound']} tok/s of decode on these "
+            f"sessions (no eviction, perfect balance; limited by "
+            f"{group.facts['decode_tps_bound_by']}; first seed)."
+        )
     if any(f.difference for m in metrics for f in group.figures(m.tag).values()):
         against = "the best of the other schedulers (own variants aside)"
         if group.baselines is not None:

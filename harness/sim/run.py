@@ -11,6 +11,7 @@ from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
+from harness.sim.bound import throughput_bound
 from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
 from harness.sim.driver import Recorder, SimDriver
@@ -132,7 +133,8 @@ def simulate(
         makespan,
         scheduler.counters() | _engine_counters(engines) | driver.service_counters(),
         {f"step_time.{name}": step.source for name, step in steps.items()}
-        | energy_facts(cluster.replicas, engines, meters, makespan),
+        | energy_facts(cluster.replicas, engines, meters, makespan)
+        | _bound_facts(sessions, cluster, steps[cluster.replicas[0].id], workers, limit, engine),
         {
             "wall_s": time.perf_counter() - wall,
             "cpu_s": time.process_time() - cpu,
@@ -140,6 +142,31 @@ def simulate(
             "plans": len(driver.planner_wall_s),
         },
     )
+
+
+def _bound_facts(
+    sessions: Sequence[Session],
+    cluster: Cluster,
+    step: StepTime,
+    workers: int | None,
+    limit: int,
+    engine: EngineParams,
+) -> dict[str, str]:
+    """What no scheduler could pass, as a fact of the cell; nothing if replicas differ in speed."""
+    kinds = {(r.gpu.name, r.tensor_parallel, r.power_cap_w) for r in cluster.replicas}
+    if len(kinds) > 1:
+        return {}
+    bound = throughput_bound(
+        sessions,
+        step,
+        replicas=len(cluster.replicas),
+        workers=workers,
+        context_limit=limit,
+        chunk_tokens=engine.max_num_batched_tokens,
+    )
+    if bound is None:
+        return {}
+    return {"decode_tps_bound": f"{bound.tokens_per_s:.1f}", "decode_tps_bound_by": bound.limit}
 
 
 def _engine_counters(engines: dict[str, Engine]) -> dict[str, float]:
