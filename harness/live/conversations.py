@@ -44,8 +44,9 @@ class Conversations:
             replies: texts of the assistant's messages in it, in order.
             busy: whether a session has a turn in flight or waiting.
         """
-        if not replies:
-            return None
+        again = self._unanswered(path, busy)
+        if again is not None or not replies:
+            return again
         quoted = {_hash(reply) for reply in replies}
         for node in reversed(path[:-1]):
             names = self._at_node.get(node.number)
@@ -55,6 +56,13 @@ class Conversations:
             free = [c for c in known if not busy(c.session)] or known
             quoting = [c for c in free if c.reply in quoted]
             return (quoting or free)[0].session
+        return None
+
+    def _unanswered(self, path: Sequence[Node], busy: Callable[[str], bool]) -> str | None:
+        """The session whose last request this is once more, because it failed."""
+        for name in self._at_node.get(path[-1].number, ()) if path else ():
+            if self._by_session[name].reply is None and not busy(name):
+                return name
         return None
 
     def new_name(self) -> str:

@@ -210,9 +210,8 @@ class LiveDriver:
             self._feed(ev.ToolStarted(now, turn.session, tools))
             if self._watcher is not None:
                 self._watcher.tools_started(turn.session, tools, now)
-        session = self.sessions.get(turn.session)
-        if session is not None and session.one_off and not tools and not session.open:
-            session.closing = session.closing or "one-off"
+        if not tools:
+            self._close_one_off(turn.session)
         self._close_if_due(turn.session)
 
     def fail(self, live: LiveTurn, reason: str, *, again: bool) -> None:
@@ -230,6 +229,7 @@ class LiveDriver:
         self._end(live, "failed", None)
         self._feed(ev.TurnFailed(now, turn.session, turn.id, attempt, replica, reason))
         live.client.fail(reason)
+        self._close_one_off(turn.session)
         self._close_if_due(turn.session)
 
     def gone(self, live: LiveTurn) -> None:
@@ -239,6 +239,7 @@ class LiveDriver:
         now, turn, attempt, replica = self.clock.now, live.turn, live.attempt, live.replica
         self._end(live, "client_gone", None)
         self._feed(ev.ClientGone(now, turn.session, turn.id, attempt, replica))
+        self._close_one_off(turn.session)
         self._close_if_due(turn.session)
 
     def _end(self, live: LiveTurn, status: str, usage: Usage | None) -> None:
@@ -277,6 +278,12 @@ class LiveDriver:
     def busy(self, session: str) -> bool:
         known = self.sessions.get(session)
         return known is not None and bool(known.open)
+
+    def _close_one_off(self, session_id: str) -> None:
+        """Nobody named the session, and no tool of it runs: nothing says that it goes on."""
+        session = self.sessions.get(session_id)
+        if session is not None and session.one_off and not session.open:
+            session.closing = session.closing or "one-off"
 
     def _close_if_due(self, session_id: str) -> None:
         session = self.sessions.get(session_id)

@@ -88,7 +88,7 @@ def plan_answer(
     calls = _asked_calls(body)
     if script:
         line = script[min(len(reading.replies), len(script) - 1)]
-        own = max(1, -(-len(line.content.encode()) // BYTES_PER_TOKEN))
+        own = max(1, round(len(line.content.encode()) / BYTES_PER_TOKEN))
         tokens = min(line.tokens or own, most or room)
         calls = calls or line.calls
         return Answer(line.content, tokens, calls, "tool_calls" if calls else "stop")

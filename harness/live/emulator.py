@@ -22,7 +22,7 @@ from harness.live.wire import Exchange, Request
 from harness.live.words import BYTES_PER_TOKEN
 from harness.sim.clock import Clock as VirtualClock
 from harness.sim.clock import Priority
-from harness.sim.content import ContentIndex
+from harness.sim.content import ContentIndex, Line
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineRequest
 from harness.sim.fleet import Fleet
@@ -160,18 +160,28 @@ class EmulatedReplica:
         self._flights[number] = flight
         exchange.on_gone = lambda: self._gone(number)
         exchange.on_catch_up = lambda: self._emit(number, flight)
-        runs = runs_of(self._texts.tree.walk([*reading.pieces, Piece("assistant", answer.text)]))
+        line = self._line(reading.pieces, answer, prompt + answer.tokens, number)
         priority = reading.body.get("priority")
         self._fleet.submit(
             self.name,
             EngineRequest(
                 id=number,
-                line=self._texts.contents.intern([(run.segment, run.tokens) for run in runs]),
+                line=line,
                 prompt_tokens=prompt,
                 output_tokens=answer.tokens,
                 priority=priority if isinstance(priority, int) else 0,
             ),
         )
+
+    def _line(self, pieces: Sequence[Piece], answer: Answer, tokens: int, number: int) -> Line:
+        """The text of prompt and answer together, at least `tokens` long.
+
+        A scripted answer may be given more tokens than its text has; the rest is nobody's text.
+        """
+        runs = runs_of(self._texts.tree.walk([*pieces, Piece("assistant", answer.text)]))
+        segments = [(run.segment, run.tokens) for run in runs]
+        segments.append((f"{self.name}/{number}", max(0, tokens - sum(run.tokens for run in runs))))
+        return self._texts.contents.intern(segments)
 
     def _seed(self, pieces: Sequence[Piece]) -> str:
         """Equal prompts get equal answers, as at temperature 0."""

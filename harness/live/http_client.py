@@ -220,6 +220,9 @@ class _Upstream(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            # Something of ours is broken, not the server: that must not look like the latter.
+            raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             self._break(f"the server sent no HTTP: {error}")
 

@@ -118,9 +118,12 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._refuse(400, "upgrading the connection is not supported")
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
         except httptools.HttpParserError:
             if not self._refused:  # else a limit was passed inside a callback
                 self._refuse(400, "this is not an HTTP/1.1 request")
+        self._next()  # out here: what goes wrong in a handler is no mistake of the client's
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.open = False
@@ -178,9 +181,7 @@ class _Connection(asyncio.Protocol):
         )
         self._body = []
         self._waiting.append((request, self._parser.should_keep_alive()))
-        if self._exchange is None:
-            self._next()
-        elif len(self._waiting) > PIPELINE_LIMIT:
+        if len(self._waiting) > PIPELINE_LIMIT:
             self.drop()
 
     def _count_header(self, size: int) -> None:
@@ -198,7 +199,11 @@ class _Connection(asyncio.Protocol):
         while self._waiting and self._exchange is None and self.open:
             request, keep_alive = self._waiting.popleft()
             exchange = self._exchange = _Exchange(self, keep_alive, request.method == "HEAD")
-            self.server.handler(request, exchange)
+            try:
+                self.server.handler(request, exchange)
+            except BaseException:
+                exchange.fail()
+                raise
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer a request that cannot be handled, and hang up."""
@@ -283,9 +288,18 @@ class _Exchange:
             # What was written still goes out; the missing last chunk tells the client.
             self._connection.ended(keep_alive=False)
 
+    def fail(self) -> None:
+        """The handler raised: no answer will come of it."""
+        if not self._started and not self._ended:
+            self._keep_alive = False
+            self.reply(500, [("content-type", "text/plain")], b"internal error")
+        else:
+            self.cut()
+
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
         if self._ended:
             return
+        self._started = True
         if self._connection.open:
             head = head_bytes(status, headers, len(body), self._keep_alive)
             self._connection.write(head if self._bodyless else head + body)

@@ -60,3 +60,13 @@ def test_the_longest_untouched_is_forgotten() -> None:
     for name, found in (("a", None), ("b", "b"), ("c", "c")):
         prompt = [Piece("user", f"task {name}"), Piece("assistant", "x"), Piece("user", "y")]
         assert known.find(texts.walk(prompt), ["x"], never_busy) == found
+
+
+def test_a_failed_request_that_is_sent_again() -> None:
+    texts, known = TextTree(TokenRatio()), Conversations()
+    path = texts.walk(FIRST)
+    known.arrived("a", path)
+    assert known.find(path, [], never_busy) == "a"
+    assert known.find(path, [], lambda session: True) is None  # a twin, not a second try
+    known.replied("a", "run ls")
+    assert known.find(path, [], never_busy) is None  # the same task, begun anew

@@ -109,6 +109,22 @@ def test_tool_signals_and_hints_reach_the_scheduler(tmp_path: Path) -> None:
     assert 0 < hints[1] < 5  # as long again as it has run
 
 
+def test_a_script_may_be_of_any_length() -> None:
+    """Texts that are no multiple of four bytes, more tokens than text, less, and none at all."""
+    script = [ScriptLine("abcde"), ScriptLine("ab", tokens=50), ScriptLine("x" * 999, tokens=2)]
+
+    async def test() -> None:
+        async with rig(script=[*script, ScriptLine("")]) as r:
+            messages = list(chat()["messages"])
+            for line in [*script, ScriptLine("")]:
+                got = await post(r.client, CHAT, {"model": "m", "messages": messages})
+                assert got.status == 200
+                assert got.json["choices"][0]["message"]["content"] == line.content
+                messages += [got.json["choices"][0]["message"], {"role": "user", "content": "on"}]
+
+    run(test)
+
+
 def test_fields_that_reach_past_the_gateway_are_dropped() -> None:
     seen: list[dict[str, Any]] = []
 
