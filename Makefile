@@ -6,10 +6,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: quickstart test lint format clean help
+.PHONY: quickstart reproduce test lint format clean help
 
 help:
 	@echo "make quickstart   install, run the quickstart comparison (simulated), show the report"
+	@echo "make reproduce    the papers' tables and figures, simulated (an hour on two cores at most)"
 	@echo "make test         install what tests need; ruff, mypy and pytest"
 	@echo "make lint         ruff and mypy only"
 	@echo "make format       let ruff rewrite the files"
@@ -18,6 +19,15 @@ help:
 quickstart: $(VENV)/installed
 	$(BIN)/agentsched run quickstart -o runs/quickstart
 	$(BIN)/agentsched report runs/quickstart
+
+# One script for each table or figure; a second run takes up where the first one stopped.
+STUDIES := tao_table_latency tao_ablation tao_readiness tao_predictor tao_dp_vs_heuristic \
+  tao_overhead tao_open_choices smetric_tps smetric_reuse smetric_balance conserve_ttfet \
+  conserve_energy conserve_error_sweep thunderagent_failures status
+
+reproduce: $(VENV)/installed
+	@for study in $(STUDIES); do $(BIN)/python -m scripts.$$study || exit 1; done
+	@echo "done: results/reproduction/STATUS.md"
 
 test: lint
 	$(BIN)/python -m pytest

@@ -53,6 +53,9 @@ def forest(rows: Sequence[tuple[str, Claim | None, Ours | None]], xlabel: str) -
     ]
     if bounds and max(map(abs, bounds)) > 200:
         axis.set_xscale("symlog", linthresh=20)
+        axis.set_xticks([-500, -100, -20, 0, 20, 100])
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_xlim(1.3 * min(-20.0, *bounds), 1.3 * max(20.0, *bounds))
     legend_below(figure, axis, 2)
     return figure
 
@@ -122,7 +125,8 @@ def lines(
             )  # fmt: skip
         axis.set_xlabel(xlabel)
         axis.set_title(title)
-        if column < len(log) and log[column]:
+        means = [found.mean for points in arms.values() for _, found in points if found.mean > 0]
+        if column < len(log) and log[column] and max(means) > 10 * min(means):
             axis.set_yscale("log")
             axis.yaxis.set_major_formatter("{x:g}")
         else:

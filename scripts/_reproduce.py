@@ -140,6 +140,7 @@ class Study:
         why: str = "",
         *,
         text: str | None = None,
+        published: str | None = None,
         follows_paper: bool = False,
     ) -> Outcome:
         """Hold our figures against a claim. `follows_paper` is for schedulers that follow the
@@ -154,7 +155,7 @@ class Study:
         shown = text if text is not None else "; ".join(ours_text(claim, one) for one in ours)
         outcome = Outcome(
             id=claim_id,
-            published=claim.text(),
+            published=published or claim.text(),
             ours=shown or "n/a",
             verdict=found,
             n=min((one.n for one in ours), default=0),

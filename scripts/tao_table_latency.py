@@ -50,6 +50,7 @@ def _ids(stem: str, *metrics: str) -> tuple[str, ...]:
 
 
 ALL = ("latency", "ttft", "decode")
+WORDS = {"latency_mean": "latency", "ttft_mean": "TTFT", "decode_tps": "decode"}
 SETTINGS = (
     Setting(
         "DeepSeek-V4 Flash, SWE-bench Lite",
@@ -96,7 +97,7 @@ SETTINGS = (
     Setting(
         "GLM-4.7, SWE-bench",
         "tao/glm-4.7-swe-bench-verified",
-        192,
+        176,
         (160,),
         {160: (*_ids("tao.glm.swelite.160", *ALL), *_ids("tao.glm.sweverified", *ALL))},
     ),
@@ -156,7 +157,7 @@ def _judge(
             report.judge_groups(claim_id, of, f"{setting.name}, {setting.profiles[0]}", why)
             claim = claim_named(claim_id)
             for group in of:
-                label = f"{setting.name}, {group.workers}: {claim.metric.split('_')[0]}"
+                label = f"{setting.name}, {group.workers}: {WORDS[claim.metric]}"
                 if workers != 0 or len(of) > 1:
                     rows.append((label, claim, ours_for(group, claim)))
     return rows
