@@ -25,6 +25,7 @@ from schedulers.commands import Solve, WakeAt
 from schedulers.types import PromptRef, PromptRun, ReplicaSample, ToolSignal, Turn, Usage
 
 VERSION = 1
+FLUSH_NS = 1_000_000_000
 
 
 class EventLog:
@@ -43,6 +44,7 @@ class EventLog:
         replicas: list[ReplicaConfig],
     ) -> None:
         self._stream = stream
+        self._flushed = 0
         head = {
             "version": VERSION,
             "scheduler": scheduler,
@@ -60,6 +62,9 @@ class EventLog:
         if answers:
             line["progress"] = answers
         self._stream.write(orjson.dumps(line) + b"\n")
+        if event.now - self._flushed > FLUSH_NS:
+            self._stream.flush()
+            self._flushed = event.now
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
