@@ -68,7 +68,7 @@ class EventSplitter:
 def data_of(event: bytes) -> bytes:
     """The data of one event; empty for comments and events without data."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
-        return event[6:-2]
+        return event[6:-2].removesuffix(b"\r")
     lines: list[bytes] = []
     for line in event.splitlines():
         name, _, value = line.partition(b":")

@@ -22,9 +22,10 @@ _LINE = st.sampled_from(
     ]
 )
 _END = st.sampled_from([b"\n", b"\r\n"])
-_STREAM = st.lists(
-    st.tuples(st.lists(st.tuples(_LINE, _END), min_size=1, max_size=3), _END), max_size=6
-).map(lambda blocks: b"".join(b"".join(a + b for a, b in lines) + end for lines, end in blocks))
+_LINES = st.lists(st.tuples(_LINE, _END), min_size=1, max_size=3)
+_STREAM = st.lists(st.tuples(_LINES, _END), max_size=6).map(
+    lambda blocks: b"".join(b"".join(a + b for a, b in lines) + end for lines, end in blocks)
+)
 
 
 @settings(max_examples=300, deadline=None)
