@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ async def _serve(
         kv_events=kv_events,
     )
     stopped = stop_event()
+    calm_collector()
     try:
         starting = asyncio.ensure_future(served.start())
         tell(f"waiting for {len(backends)} replica(s) ...")
@@ -126,6 +128,14 @@ async def _emulate(fleet: FleetServer, host: str, port: int, tell: Tell) -> None
         await stopped.wait()
     finally:
         await fleet.close()
+
+
+def calm_collector() -> None:
+    """Let the garbage collector look at long-lived objects rarely: each look at all of them stops
+    every stream for as long as it takes."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
 
 
 def stop_event() -> asyncio.Event:

@@ -391,6 +391,17 @@ class LiveDriver:
         live = self._turns.get(operation.turn.id)
         if live is None or live.ended:  # it ended while earlier operations were carried out
             return
+        if operation.prefill is not None:
+            error = SchedulerError(
+                self.plane.scheduler.name,
+                f"turn {operation.turn.id}",
+                self.clock.now,
+                "asked for a separate prefill replica, which this gateway cannot do",
+            )
+            if self._on_error is None:
+                raise error
+            self._break(error)
+            return
         live.attempt, live.replica = operation.attempt, operation.decode
         live.dispatched = self.plane.ledger.now  # so a turn that was not held shows no pause
         live.attempts += 1

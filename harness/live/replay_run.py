@@ -11,7 +11,7 @@ import uvloop
 
 from agentsched import AgentschedError
 from harness.live.clock import LoopClock
-from harness.live.daemon import stop_event
+from harness.live.daemon import calm_collector, stop_event
 from harness.live.http_client import HttpClient
 from harness.live.lag import LagProbe, percentile
 from harness.live.polling import get
@@ -138,6 +138,7 @@ async def _replay(
             progress=progress,
             done=finished.set,
         )
+        calm_collector()
         probe, cpu = LagProbe(loop), _cpu_s()
         replayer.start()
         waits = [asyncio.ensure_future(e.wait()) for e in (finished, stopped)]

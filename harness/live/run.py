@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from agentsched import SchedulerError
+from agentsched import SchedulerError, UsageError
 from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
@@ -109,7 +109,18 @@ def run_emulated(
     Raises:
         SchedulerError: the policy broke its contract, or left turns waiting for ever.
         PerformanceDataError: no step times for the model on this hardware.
+        UsageError: the cluster has replicas for prefill or decode alone.
     """
+    split = [replica.id for replica in cluster.replicas if replica.role != "mixed"]
+    if split:
+        raise UsageError(
+            f"replica {split[0]} does not both prefill and decode; the gateway cannot split turns",
+            "use a topology of mixed replicas, or `--engine sim`",
+        )
+    if settings.kv_store is not None:
+        raise UsageError(
+            "emulated engines have no shared KV store", "leave sim.kv_store out, or `--engine sim`"
+        )
     limit = settings.context_limit or cluster.model.context_limit
     cell = EmulatedCell(
         sessions,
