@@ -37,12 +37,14 @@ class Batcher:
         self.queried = 0
         """Prompt tokens looked up in the prefix cache, requests admitted again not counted."""
         self.hit = 0
+        self.in_flight_ps = -1
         self._size = params.block_size
         self._fcfs = params.policy == "fcfs"
         self._watermark = int(params.watermark * (cache.total + params.null_blocks))
         self._overlap = Overlap(params.block_size)
         self._prefills: list[Sequence] = []
         self._next_place = 0
+        self._retiring = 0
         self._loose = False
         """Decoding sequences are outside the group, since the last step was walked."""
         self._starved = False
@@ -59,6 +61,7 @@ class Batcher:
         self.kept.clear()
         self._overlap.clear()
         self._prefills.clear()
+        self._retiring = 0
         self._loose = self._starved = False
 
     @property
@@ -81,13 +84,13 @@ class Batcher:
         if threshold and len(running) + self.queued + len(self.loading) <= 1:
             threshold = 0
         prefills = self._prefills
-        decodes = len(running) - len(prefills)
+        decodes = len(running) - len(prefills) - self._retiring
         if self._overlap.pairs or self._starved or decodes > budget:
             return self._walk(threshold)
         if self._loose:
             self._loose = False
             for sequence in running.values():
-                if sequence.decoding:
+                if sequence.decoding and not sequence.retiring:
                     group.add(sequence)
         batch = Batch()
         budget -= decodes
@@ -106,6 +109,7 @@ class Batcher:
             return self._walk(threshold)
         batch.decodes, batch.context = decodes, group.context
         self.cache.take(group.new_blocks(0, 1))
+        group.ahead = 1
         for sequence, new in zip(prefills, shares, strict=True):
             if new:
                 self._extend(sequence, new)
@@ -135,6 +139,9 @@ class Batcher:
         index = 0
         while index < len(order) and budget > 0:
             sequence = order[index]
+            if sequence.retiring:
+                index += 1
+                continue
             new = sequence.tokens - sequence.computed
             if 0 < threshold < new:
                 new = threshold
@@ -184,7 +191,7 @@ class Batcher:
             match = NO_MATCH
             if cache.caching:
                 for writer in self._overlap.writers(line):
-                    self._fill_written(writer, 0)
+                    self._fill_written(writer, 0 if self.in_flight_ps < 0 else 1)
                 match = cache.match(line, (tokens - 1) // size)
             computed = match.blocks * size
             new = tokens - computed
@@ -304,6 +311,9 @@ class Batcher:
         if blocks > 0:
             self.cache.take(blocks)
             holding.blocks += blocks
+        if sequence.decoding:
+            # A token still being computed is not known, so its block cannot be hashed.
+            upto -= self._in_flight(sequence)
         self.cache.fill(holding, upto // size)
 
     def _ungroup(self) -> None:
@@ -312,11 +322,21 @@ class Batcher:
                 if sequence.grouped:
                     self.group.remove(sequence)
                     assert sequence.holding is not None
-                    self.cache.fill(sequence.holding, sequence.computed // self._size)
+                    self._fill_computed(sequence, self._in_flight(sequence))
         self._loose = True
 
+    def _in_flight(self, sequence: Sequence) -> int:
+        """1 if the sequence's last token is being computed while the next step is composed."""
+        return int(0 <= self.in_flight_ps == sequence.last_token_ps)
+
+    def _fill_computed(self, sequence: Sequence, but: int) -> None:
+        assert sequence.holding is not None
+        self.cache.fill(sequence.holding, (sequence.computed - but) // self._size)
+
     def _preempt(self, sequence: Sequence) -> None:
-        self._stop(sequence)
+        if sequence.decoding:
+            self._fill_computed(sequence, self._in_flight(sequence))
+        self._stop(sequence, done=False)
         sequence.computed = 0
         sequence.decoding = False
         sequence.preemptions += 1
@@ -369,6 +389,12 @@ class Batcher:
         if not self._loose:
             self.group.add(sequence)
 
+    def retire(self, sequence: Sequence) -> None:
+        """Its last token is being computed: it keeps its blocks and gets no further step."""
+        sequence.retiring = True
+        self._retiring += 1
+        self._fill_computed(sequence, 1)
+
     def walked_until(self, end_ps: int) -> None:
         """Called after a walked step's tokens are out: notes who got none."""
         self._starved = any(s.decoding and s.last_token_ps != end_ps for s in self.running.values())
@@ -376,7 +402,7 @@ class Batcher:
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is: it is done or aborted."""
         if sequence.running:
-            self._stop(sequence)
+            self._stop(sequence, done=True)
         elif sequence in self.ready:
             self.ready.remove(sequence)
         elif self.loading.pop(sequence.id, None) is None:
@@ -386,16 +412,19 @@ class Batcher:
             sequence.holding = None
         sequence.gone = True
 
-    def _stop(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: Sequence, done: bool) -> None:
         if sequence.grouped:
             self.group.remove(sequence)
         holding = sequence.holding
         assert holding is not None
-        if sequence.decoding:
-            self.cache.fill(holding, sequence.computed // self._size)
-        else:
+        if not sequence.decoding:
             self._prefills.remove(sequence)
-        if sequence.keep_blocks and sequence.tokens == sequence.final:
+        elif done:
+            self._fill_computed(sequence, 0)
+        if sequence.retiring:
+            sequence.retiring = False
+            self._retiring -= 1
+        if done and sequence.keep_blocks and sequence.tokens == sequence.final:
             self.kept[sequence.id] = holding
         else:
             self.cache.release(holding)
@@ -411,9 +440,10 @@ class Batcher:
 
         With `in_step` the group's next step has begun, its blocks are hashed at allocation.
         """
+        late = self.params.async_scheduling or not in_step
         for sequence in self.running.values():
             if sequence.grouped:
-                self._fill_written(sequence, 0 if in_step else 1)
+                self._fill_written(sequence, 1 if late else 0)
 
     def _fill_written(self, sequence: Sequence, unfed: int) -> None:
         if sequence.grouped:

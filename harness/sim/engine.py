@@ -9,6 +9,7 @@ steps of n sequences take k * (fixed + slope * S) + slope * n * k * (k - 1) / 2,
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from agentsched import PerformanceDataError, SimulationError
 from harness.sim.api_server import ApiServer
@@ -53,6 +54,8 @@ class Engine:
         PerformanceDataError: a step time is not positive.
     """
 
+    composes_ahead: ClassVar[bool] = False
+
     def __init__(
         self,
         params: EngineParams,
@@ -61,6 +64,11 @@ class Engine:
         contents: ContentIndex,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:
+        if params.async_scheduling != self.composes_ahead:
+            raise SimulationError(
+                "this engine does not schedule as `async_scheduling` asks",
+                "make engines with `harness.sim.async_engine.engine_for`",
+            )
         if contents.block_size != params.block_size:
             raise SimulationError(
                 f"texts are cut into blocks of {contents.block_size} tokens, "
@@ -110,8 +118,12 @@ class Engine:
         if sequence.remote:
             self._may_load.add(sequence.id)
         self._api.put(leaves, sequence)
+        self._expect(leaves)
+
+    def _expect(self, time_ps: int) -> None:
+        """A request leaves the API server at `time_ps`: the step after may differ."""
         if self._batch is not None and self._stretch.steps > 1 and not self._batch.stuck:
-            self._cut(self._stretch.started_before(leaves))
+            self._cut(self._stretch.started_before(time_ps))
 
     def abort(self, request_id: int, now: int) -> None:
         """Stop a request; one that is being computed leaves when the running step ends.
@@ -199,16 +211,7 @@ class Engine:
         """Run to `until` (ns) and return the events up to then, in order of time."""
         limit = until * PS_PER_NS
         self._seen_ps = limit
-        while True:
-            if self._batch is not None:
-                if self._stretch.end_ps > limit:
-                    break
-                self._complete()
-            else:
-                start = self._next_start()
-                if start is None or start >= limit:
-                    break
-                self._begin(start)
+        self._run(limit)
         return self._outbox.pop_until(limit)
 
     def output_tokens(self, request_id: int, now: int) -> int:
@@ -257,6 +260,19 @@ class Engine:
 
     # ---- steps -------------------------------------------------------------------------------
 
+    def _run(self, limit: int) -> None:
+        """Execute steps until `limit` (ps)."""
+        while True:
+            if self._batch is not None:
+                if self._stretch.end_ps > limit:
+                    break
+                self._complete()
+            else:
+                start = self._next_start()
+                if start is None or start >= limit:
+                    break
+                self._begin(start)
+
     def _next_start(self) -> int | None:
         """When the next step starts, between two steps."""
         leaving = self._api.next_leaving()
@@ -269,11 +285,7 @@ class Engine:
         self._clock_ps = start
         self._blocked = False
         batcher = self._batcher
-        while (arrived := self._api.pop_until(start)) is not None:
-            arrived.in_api = False
-            batcher.waiting.add(arrived)
-        batch = batcher.schedule()
-        self._announce(batch, start)
+        batch = self._compose(start)
         if not batch.chunks and not batch.decodes and batch.preempted:
             # vLLM runs an empty step when the only running request had to preempt itself.
             batch = batcher.schedule()
@@ -283,6 +295,19 @@ class Engine:
                 raise stalled(batcher.queued)
             self._blocked = True
             return
+        self._launch(batch, start)
+
+    def _compose(self, now_ps: int) -> Batch:
+        """Let in what has left the API server, and compose a step."""
+        while (arrived := self._api.pop_until(now_ps)) is not None:
+            arrived.in_api = False
+            self._batcher.waiting.add(arrived)
+        batch = self._batcher.schedule()
+        self._announce(batch, now_ps)
+        return batch
+
+    def _launch(self, batch: Batch, start: int) -> None:
+        """Execute the batch from `start` on, as often as nothing can change it."""
         self._batch = batch
         if batch.chunks:
             chunks = [(new, computed) for _, new, computed in batch.chunks]

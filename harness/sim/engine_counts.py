@@ -86,7 +86,7 @@ def records(
             for s in loop.running.values()
             if s.grouped and batch.decodes
         ]
-        rows = [row[1:] for row in sorted(chunks + group)]
+        rows = [row[1:] for row in sorted(chunks + group + batch.lost)]
     preempted = tuple(s.id for s in batch.preempted)
     start = stretch.start_ps
     for step in range(steps):

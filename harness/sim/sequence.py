@@ -41,6 +41,7 @@ class Sequence:
         "priority",
         "prompt",
         "remote",
+        "retiring",
         "running",
         "tokens",
         "twins",
@@ -67,6 +68,8 @@ class Sequence:
         self.decoding = False
         self.grouped = False
         self.running = False
+        self.retiring = False
+        """All of its tokens are scheduled, the last one is being computed."""
         self.gone = False
         self.cached = -1
         self.preemptions = 0
@@ -98,6 +101,7 @@ class DecodeGroup:
         "_longest",
         "_marks",
         "_phases",
+        "ahead",
         "block_size",
         "context",
         "count",
@@ -112,6 +116,8 @@ class DecodeGroup:
         self.clear()
 
     def clear(self) -> None:
+        self.ahead = 0
+        """Steps after `step` for which the members have blocks: 1 while a step is composed."""
         self.count = 0
         self.context = 0
         """Sum of the members' tokens."""
@@ -142,7 +148,7 @@ class DecodeGroup:
         sequence.grouped = False
         holding = sequence.holding
         assert holding is not None
-        holding.blocks = -(-(tokens - 1) // self.block_size)
+        holding.blocks = -(-(tokens - 1 + self.ahead) // self.block_size)
         self._phases[(1 - sequence.base) % self.block_size] -= 1
         self.count -= 1
         self.context -= tokens
@@ -160,6 +166,7 @@ class DecodeGroup:
     def advance(self, steps: int, longest_ps: int, end_ps: int) -> None:
         """`steps` steps were executed, of `longest_ps` at most, the last until `end_ps`."""
         self.step += steps
+        self.ahead = 0
         self.end_ps = end_ps
         if self.count == 0:
             return

@@ -85,6 +85,7 @@ class SglangBatcher:
         self.preemptions = 0
         self.queried = 0
         self.hit = 0
+        self.in_flight_ps = -1
         self._page = params.page_size
         self._chunked: Sequence | None = None
         self._ratio = TokenRatio(params)
@@ -307,6 +308,9 @@ class SglangBatcher:
         self._checkpoint(sequence)
         self.group.add(sequence)
         self._fresh.append(sequence)
+
+    def retire(self, sequence: Sequence) -> None:
+        """Steps are not composed ahead in this loop."""
 
     def walked_until(self, end_ps: int) -> None:
         """No step of this loop is composed one by one."""

@@ -19,6 +19,7 @@ class Batch:
         "context",
         "decodes",
         "loads",
+        "lost",
         "observed",
         "preempted",
         "stuck",
@@ -33,6 +34,9 @@ class Batch:
         self.preempted: list[Sequence] = []
         self.loads: list[tuple[Sequence, int]] = []
         """Sequences that got blocks and wait for the KV of so many tokens."""
+        self.lost: list[tuple[int, int, int, int]] = []
+        """Members of the group that are in the step but were aborted since it was composed, as
+        (place, id, new, computed)."""
         self.stuck = False
         """An arrival cannot start; only a request that ends can change that."""
         self.observed = False
@@ -72,6 +76,8 @@ class StepLoop(Protocol):
     preemptions: int
     queried: int
     hit: int
+    in_flight_ps: int
+    """End of the step that runs while the next one is composed; -1 if none does."""
 
     @property
     def group(self) -> DecodeGroup: ...
@@ -121,6 +127,10 @@ class StepLoop(Protocol):
 
     def settle(self, sequence: Sequence) -> None:
         """It goes on decoding."""
+        ...
+
+    def retire(self, sequence: Sequence) -> None:
+        """Its last token is being computed: it keeps its blocks and gets no further step."""
         ...
 
     def walked_until(self, end_ps: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from agentsched import PerformanceDataError, SimulationError, TopologyError, UsageError
+from harness.sim.async_engine import engine_for
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import DecodePiece, EngineEvent, EngineParams, EngineRequest
@@ -27,7 +28,7 @@ class Rig:
     def __init__(self, blocks: int = 100, **params: object) -> None:
         settings = {"block_size": 4, "null_blocks": 0} | params
         self.index = ContentIndex(4)
-        self.engine = Engine(EngineParams(**settings), Linear(), blocks, self.index)  # type: ignore[arg-type]
+        self.engine = engine_for(EngineParams(**settings), Linear(), blocks, self.index)  # type: ignore[arg-type]
         self.sent = 0
 
     def submit(
@@ -199,6 +200,18 @@ def test_what_can_never_fit_is_rejected_when_it_leaves_the_api_server() -> None:
     assert "maximum length 10" in event.reason
 
 
+def test_composed_ahead_an_arrival_starts_one_step_later() -> None:
+    rig = Rig()
+    ahead = Rig(async_scheduling=True)
+    for one in (rig, ahead):
+        one.submit(0, 4, 100)
+        one.submit(40, 4, 1)
+    # Steps end at 18,000, 29,500, 41,100 and 52,800. What arrives at 40 starts at 41,100 if the
+    # step is composed then; if it was composed at 29,500, it starts at 52,800.
+    assert rig.run()[0].time == 61  # + 10,000 + 8,000 + 1,000 + 700
+    assert ahead.run()[0].time == 73  # + 10,000 + 8,000 + 1,000 + 800
+
+
 def test_prefill_only_ends_with_the_prompt() -> None:
     rig = Rig()
     rig.submit(0, 8, 50, prefill_only=True)
@@ -244,6 +257,8 @@ def test_impossible_set_ups_are_refused() -> None:
         Engine(EngineParams(), Linear(), 1, ContentIndex(16))
     with pytest.raises(SimulationError, match="blocks of 4 tokens"):
         Engine(EngineParams(), Linear(), 9, ContentIndex(4))
+    with pytest.raises(SimulationError, match="async_scheduling"):
+        Engine(EngineParams(async_scheduling=True), Linear(), 9, ContentIndex(16))
     for bad in ({"block_size": 0}, {"watermark": 1.0}, {"policy": "lifo"}, {"max_model_len": 1}):
         with pytest.raises(UsageError):
             EngineParams(**bad)

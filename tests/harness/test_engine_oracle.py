@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.sim.async_engine import engine_for
 from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
@@ -19,6 +20,7 @@ from harness.sim.engine_types import (
     StepRecord,
 )
 from tests.harness.engine_workloads import STYLES, Action, CoarseTime
+from tests.oracles.async_engine import OracleAsyncEngine
 from tests.oracles.block_cache import Hasher
 from tests.oracles.engine import OracleEngine
 
@@ -29,8 +31,9 @@ def play(
     """Run engine and oracle side by side; compare whenever anything is looked at."""
     index = ContentIndex(params.block_size)
     steps: list[StepRecord] = []
-    fast = Engine(params, time, blocks, index, steps.append)
-    slow = OracleEngine(params, time, blocks, Hasher(params.block_size))
+    fast = engine_for(params, time, blocks, index, steps.append)
+    kind = OracleAsyncEngine if params.async_scheduling else OracleEngine
+    slow = kind(params, time, blocks, Hasher(params.block_size))
     names: dict[int, tuple[int, int]] = {}
     moments = sorted(
         [(action.at, 0, action) for action in actions] + [(look, 1, None) for look in looks],
@@ -157,6 +160,7 @@ def _compare_state(
     limit=st.sampled_from((None, None, 30)),
     spread=st.sampled_from((1, 5, 100)),
     style=st.sampled_from(sorted(STYLES)),
+    ahead=st.booleans(),
 )
 def test_engine_equals_step_by_step_oracle(
     seed: int,
@@ -176,6 +180,7 @@ def test_engine_equals_step_by_step_oracle(
     limit: int | None,
     spread: int,
     style: str,
+    ahead: bool,
 ) -> None:
     rng = random.Random(seed)
     params = EngineParams(
@@ -192,6 +197,7 @@ def test_engine_equals_step_by_step_oracle(
         api_request_ps=api[0],
         api_prompt_token_ps=api[1],
         output_delay_ps=delay,
+        async_scheduling=ahead,
     )
     actions = STYLES[style](rng, rng.randint(1, 25), spread, rng.choice((3, 10)))
     end = actions[-1].at + 20 * spread

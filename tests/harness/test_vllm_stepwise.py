@@ -10,9 +10,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from harness.sim.async_engine import engine_for
 from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
-from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest, StepRecord
 from harness.sim.request_checks import never_runs
 from tests.harness.engine_workloads import STYLES, Action, CoarseTime
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def random_params(rng: random.Random) -> EngineParams:
+def random_params(rng: random.Random, ahead: bool) -> EngineParams:
     return EngineParams(
         block_size=rng.choice((1, 2, 4)),
         max_num_batched_tokens=rng.choice((8, 11, 20, 1000)),
@@ -35,6 +35,7 @@ def random_params(rng: random.Random) -> EngineParams:
         reserve_full_input=rng.random() < 0.7,
         watermark=rng.choice((0.0, 0.0, 0.2)),
         policy=rng.choice(("fcfs", "fcfs", "priority")),
+        async_scheduling=ahead,
         fast_forward=False,
     )
 
@@ -65,16 +66,20 @@ class Ours:
 
     def __init__(self, params: EngineParams, time: CoarseTime, blocks: int) -> None:
         self.index = ContentIndex(params.block_size)
-        self.engine = Engine(params, time, blocks, self.index, self._look)
+        self.engine = engine_for(params, time, blocks, self.index, self._look)
         self.steps: list[StepRecord] = []
         self.queues: list[list[tuple[int, int] | None]] = []
         self.events: list[EngineEvent] = []
 
     def _look(self, record: StepRecord) -> None:
-        self.steps.append(record._replace(preempted=()))
+        self.steps.append(record._replace(preempted=(), free_blocks=0))
+        if not self.engine.params.async_scheduling:
+            self.queues.append(self._queue())
+
+    def _queue(self) -> list[tuple[int, int] | None]:
         pool = self.engine._cache
         assert isinstance(pool, BlockCache)
-        self.queues.append(pool.free_queue())
+        return pool.free_queue()
 
     def run(self, actions: list[Arrival | Abort]) -> None:
         for action in actions:
@@ -87,12 +92,14 @@ class Ours:
             self.engine.submit(request, action.at)
         while (due := self.engine.next_event_time()) is not None:
             self.events += self.engine.advance(due)
+        self.queues.append(self._queue())
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["step-by-step", "composed-ahead"])
 @pytest.mark.parametrize("seed", range(300))
-def test_every_step_equals_vllm(seed: int) -> None:
+def test_every_step_equals_vllm(seed: int, ahead: bool) -> None:
     rng = random.Random(seed)
-    params = random_params(rng)
+    params = random_params(rng, ahead)
     blocks = rng.randint(6, 60)
     time = CoarseTime(rng.choice((1, 10, 1000)), rng.choice((10, 37, 10**9)))
     style = rng.choice(sorted(STYLES))
@@ -118,9 +125,10 @@ def test_every_step_equals_vllm(seed: int) -> None:
     }
     for step, (mine, other) in enumerate(zip(ours.steps, seen.steps, strict=False)):
         assert mine == other, f"step {step}"
-        queue = [None if key is None else names[key] for key in seen.queues[step]]
-        assert ours.queues[step] == queue, f"free queue in step {step}"
     assert len(ours.steps) == len(seen.steps)
+    for step, (queue, hashes) in enumerate(zip(ours.queues, seen.queues, strict=True)):
+        theirs_now = [None if key is None else names[key] for key in hashes]
+        assert queue == theirs_now, f"free queue in step {step}"
     _compare_outcomes(ours, seen)
 
 

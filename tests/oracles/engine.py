@@ -185,10 +185,13 @@ class OracleEngine:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            new = request.tokens - request.computed
+            new = self.demand(request)
             if 0 < threshold < new:
                 new = threshold
             new = min(new, budget)
+            if new == 0:
+                index += 1
+                continue
             fits = True
             assert request.holding is not None
             while self.blocks(request, new) - len(request.holding.blocks) > cache.free:
@@ -250,6 +253,9 @@ class OracleEngine:
             self.extend(request, new)
             scheduled.append((request, new))
             budget -= new
+
+    def demand(self, request: Request) -> int:
+        return request.tokens - request.computed
 
     def blocks(self, request: Request, new: int) -> int:
         return -(-(request.computed + new) // self.p.block_size)

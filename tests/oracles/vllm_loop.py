@@ -50,8 +50,22 @@ class Abort:
 
 
 @dataclass
+class Composed:
+    """A step: the scheduler's output, its rows, which of them sample a token, and how long."""
+
+    output: Any
+    batch: tuple[tuple[int, int, int], ...]
+    sampled: list[bool]
+    took: int
+
+
+@dataclass
 class Seen:
-    """What vLLM did: its steps, and after each the free queue as block hashes (None: blank)."""
+    """What vLLM did.
+
+    `queues`: the free queue as block hashes (None: blank) in each step, if steps are not composed
+    ahead, and at the end.
+    """
 
     steps: list[StepRecord]
     queues: list[list[bytes | None]]
@@ -126,7 +140,10 @@ class VllmLoop:
             kv_cache_tensors=[],
             kv_cache_groups=[interface.KVCacheGroupSpec(["layer"], spec)],
         )
-        self.scheduler: Any = import_module("vllm.v1.core.sched.scheduler").Scheduler(
+        module, name = "vllm.v1.core.sched.scheduler", "Scheduler"
+        if params.async_scheduling:
+            module, name = "vllm.v1.core.sched.async_scheduler", "AsyncScheduler"
+        self.scheduler: Any = getattr(import_module(module), name)(
             vllm_config=whole,
             kv_cache_config=kv,
             structured_output_manager=structured.StructuredOutputManager(whole),
@@ -164,12 +181,24 @@ class VllmLoop:
         seen = Seen([], [], {}, {}, {})
         left = deque(actions)
         clock = 0
-        while left or self.scheduler.has_unfinished_requests():
-            if not self.scheduler.has_unfinished_requests():
-                clock = max(clock, left[0].at * 1000)
-            self._act(left, clock)
-            if self.scheduler.has_unfinished_requests():
-                clock = self._step(clock, left, seen)
+        current: Composed | None = None
+        while left or current or self.scheduler.has_unfinished_requests():
+            if current is None:
+                if not self.scheduler.has_unfinished_requests():
+                    clock = max(clock, left[0].at * 1000)
+                self._act(left, clock)
+                current = self._compose(seen)
+                if current is None:
+                    continue
+            ahead: Composed | None = None
+            if self.params.async_scheduling:
+                self._act(left, clock)
+                ahead = self._compose(seen)
+            end = clock + current.took
+            self._act(left, end - 1)
+            self._update(current, clock, end, seen)
+            clock, current = end, ahead
+        seen.queues.append(self._queue())
         return seen
 
     def _act(self, left: deque[Arrival | Abort], until_ps: int) -> None:
@@ -184,58 +213,66 @@ class VllmLoop:
                 self._request(action.id, prompt, action.output, action.at, action.priority)
             )
 
-    def _step(self, clock: int, left: deque[Arrival | Abort], seen: Seen) -> int:
+    def _compose(self, seen: Seen) -> Composed | None:
+        """Have the scheduler compose a step; None if it is empty."""
         scheduler = self.scheduler
-        decoding = {
-            request.request_id for request in scheduler.running if not request.is_prefill_chunk
-        }
+        if not scheduler.has_unfinished_requests():
+            return None
+        decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
         output = scheduler.schedule()
-        batch = []
+        batch: list[tuple[int, int, int]] = []
         chunks: list[tuple[int, int]] = []
-        context = 0
-        decodes = 0
+        sampled: list[bool] = []
+        context = decodes = 0
         for name, new in output.num_scheduled_tokens.items():
             request = scheduler.requests[name]
             before = request.num_computed_tokens - new
             batch.append((int(name), new, before))
+            sampled.append(not request.is_prefill_chunk)
             if request.num_preemptions == 0 and request.prefill_stats is not None:
                 seen.cached[int(name)] = request.prefill_stats.num_cached_tokens
             if name in decoding:
                 decodes += 1
-                context += request.num_tokens
+                context += before + 1
             else:
                 chunks.append((new, before))
         if not batch:
             scheduler.update_from_output(output, self.output_class([], {}))
-            return clock
+            return None
         if chunks:
             took = self.step_time.mixed_ps(chunks, decodes, context)
         else:
             piece = self.step_time.decode_piece(decodes, context)
             took = piece.fixed_ps + piece.per_token_ps * context
-        pool = scheduler.kv_cache_manager.block_pool
-        queue = [
+        if not self.params.async_scheduling:
+            seen.queues.append(self._queue())
+        return Composed(output, tuple(batch), sampled, took)
+
+    def _queue(self) -> list[bytes | None]:
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return [
             None if block.block_hash is None else bytes(block.block_hash)[:-4]
             for block in pool.free_block_queue.get_all_free_blocks()
         ]
-        end = clock + took
-        seen.queues.append(queue)
-        seen.steps.append(StepRecord(clock, end, tuple(batch), (), len(queue)))
-        self._act(left, end - 1)
-        names = list(output.num_scheduled_tokens)
-        sampled: list[list[int]] = []
-        for name in names:
+
+    def _update(self, step: Composed, start: int, end: int, seen: Seen) -> None:
+        """Hand the step's tokens to the scheduler."""
+        scheduler = self.scheduler
+        seen.steps.append(StepRecord(start, end, step.batch, (), 0))
+        names = list(step.output.num_scheduled_tokens)
+        tokens: list[list[int]] = []
+        for name, wanted in zip(names, step.sampled, strict=True):
             live = scheduler.requests.get(name)
-            done = live is not None and live.num_computed_tokens >= live.num_tokens
-            sampled.append([self.texts[int(name)][live.num_tokens]] if done else [])
+            known = wanted and live is not None
+            tokens.append([self.texts[int(name)][live.num_tokens]] if known else [])
             if live is not None:
                 seen.preemptions[int(name)] = live.num_preemptions
+        before = set(scheduler.requests)
         index = {name: i for i, name in enumerate(names)}
-        scheduler.update_from_output(output, self.output_class(names, index, sampled))
+        scheduler.update_from_output(step.output, self.output_class(names, index, tokens))
         for name in names:
-            if name not in scheduler.requests:
+            if name in before and name not in scheduler.requests:
                 seen.finished[int(name)] = end
-        return end
 
 
 def _name(ident: int) -> str:
