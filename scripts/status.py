@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from harness.plan import code_digest
 from results.published import SIZE_TOLERANCE, VERDICTS, Claim, claims, tally
 from schedulers.tao_config import TaoConfig
 from scripts._reproduce import Outcome, Scale, main, markdown
@@ -46,7 +47,12 @@ def write(scale: Scale) -> None:
     found = _outcomes(scale.out)
     rows = [_judged(claim, found) for claim in claims()]
     lines = ["# What of the papers' figures shows here", ""]
-    lines += [*_totals(rows), *READING.strip().splitlines(), "", *_thresholds()]
+    lines += [*_totals(rows), *READING.strip().splitlines(), ""]
+    lines += [
+        f"State of the code: `{code_digest()}` (harness, schedulers, workloads, results).",
+        "",
+    ]
+    lines += _thresholds()
     for paper, title in PAPERS.items():
         own = [(claim, row) for claim, row in rows if claim.paper == paper]
         lines += [f"## {title}", "", markdown(_table(own)), "", *_causes(own)]
