@@ -104,7 +104,7 @@ def _level(group: Group) -> str:
         f"A published {theirs:.1f} tok/s a worker needs agents that decode "
         f"{100 * theirs / speed:.0f} % of the time, at the {speed:.0f} tok/s that our engine gives "
         f"a turn under this load; ours, with {ours:.1f} tok/s a worker, decode "
-        f"{100 * ours / speed:.0f} % of the time. Longer replies or shorter tools would close the gap."
+        f"{100 * ours / speed:.0f} % of the time. Longer replies or shorter tools would do it."
     )
 
 
