@@ -92,9 +92,9 @@ def _why(group: Group, against: Sequence[str], tpot: Ours | None, steady: Ours |
     ]
     trimmed = mean(group, "steady_trimmed", "smetric")
     return (
-        f"Best baseline {best}. {'; '.join(parts)}. Against the best: TPOT {_gap(tpot)}; decode over "
-        f"the steady window {_gap(steady)}, which leaves out {trimmed:.0f} % of the makespan, its "
-        "start and the tail in which the last long sessions run alone."
+        f"Best baseline {best}. {'; '.join(parts)}. Against the best: TPOT {_gap(tpot)}; decode "
+        f"over the steady window {_gap(steady)}, which leaves out {trimmed:.0f} % of the makespan, "
+        "its start and the tail in which the last long sessions run alone."
     )
 
 

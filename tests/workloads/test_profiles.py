@@ -253,7 +253,7 @@ SOURCES = (
 @pytest.mark.parametrize("name", PROFILES)
 def test_sessions_are_sound(name: str) -> None:
     for session in generate(name, sessions=40, seed=2):
-        assert session.workload == name
+        assert session.workload == name or name == "mixed"
         assert session.origin == "generated"
         assert peak_context(session) >= session.turns[0].prompt_tokens
         assert session.turns[-1].tools == ()
@@ -322,3 +322,11 @@ def test_quantile_law_by_hand() -> None:
     law = QuantileLaw(((0.0, 1.0), (0.5, 100.0), (1.0, 200.0)))
     # Half way in probability is half way in logarithm: sqrt(1 * 100) = 10.
     assert law.at(np.array([0.0, 0.25, 0.5, 1.0])) == pytest.approx([1.0, 10.0, 100.0, 200.0])
+
+
+def test_mixed_sessions_are_those_of_its_parts_in_their_shares() -> None:
+    found = generate("mixed", sessions=300, seed=3, settings={"office_weight": 0.0})
+    kinds = [session.workload for session in found]
+    assert set(kinds) == {"swe-bench-mini-short", "tb2-claude-code"}
+    # 300 draws at one half: 150 in the mean, with a deviation of sqrt(75).
+    assert abs(kinds.count("tb2-claude-code") - 150) < 4 * 75**0.5

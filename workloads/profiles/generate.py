@@ -18,6 +18,7 @@ from workloads.model import Session
 from workloads.profiles.automationbench import AutomationBench
 from workloads.profiles.bailian import BailianAgent, BailianChat
 from workloads.profiles.claude_code import InteractiveClaudeCode, SweBenchClaudeCode
+from workloads.profiles.mixed import Mixed
 from workloads.profiles.swe_bench import SweBenchMini, SweBenchMiniShort
 from workloads.profiles.terminal_bench import TerminalClaudeCode, Terminus2
 from workloads.stats import share_over
@@ -57,6 +58,7 @@ PROFILES: dict[str, Profile] = {
         InteractiveClaudeCode(),
         BailianAgent(),
         BailianChat(),
+        Mixed(),
     )
 }
 
