@@ -144,7 +144,7 @@ def _believed(report: Study) -> dict[int, Group]:
             "tao/deepseek-v4-flash-believed-capacity",
             sessions=96,
             workers=[64],
-            schedulers=["dynamo", "thunderagent", *ARMS],
+            schedulers=["thunderagent", *ARMS],
             settings=[f"sim.reported_kv_tokens={tokens}"],
         )
         (group,) = by_workers(run_)

@@ -19,7 +19,7 @@ from scripts._reproduce import claim_named as claim_of
 from scripts.tao_sensitivity import CHOICES
 
 TAGS = ("latency_mean", "ttft_mean", "decode_tps", "cache_hit", "pause_wait_mean")
-SEEDS = 3
+SEEDS = 2
 """Differences of a percent are within the noise at this many; it is the large ones that count."""
 
 

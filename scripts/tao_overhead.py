@@ -16,26 +16,28 @@ from results.published import Ours
 from results.run import Run
 from results.statistics import Estimate
 from scripts._figures import lines
-from scripts._reproduce import Scale, Study, level_text, main, mean_of
+from scripts._reproduce import TAO_BASELINES, Scale, Study, level_text, main, mean_of
+from scripts.tao_table_latency import LONG, STRONG
 
-WORKERS = (96, 128, 160)
-PROFILES = ("swe-bench-mini-short", "swe-bench-mini")
+LOADS = {"swe-bench-mini-short": (96, 128, 160), "swe-bench-mini": (96, 160)}
+"""Workers by session profile, as in the main table."""
 
 
 def study(scale: Scale) -> None:
     report = Study("tao_overhead", "TAO: planner time as a share of run time", scale)
     rows, curves, worst = [], {}, []
-    for profile in PROFILES:
+    for profile, loads in LOADS.items():
         # The same cells as in the main table; here they only add their timing.
         run_ = report.play(
             f"tao-qwen3-32b-swe-bench-verified-{profile}",
             "tao/qwen3-32b-swe-bench-verified",
             sessions=192,
-            workers=WORKERS,
+            workers=loads,
             workload=profile,
+            schedulers=STRONG if profile == LONG else (*TAO_BASELINES, "tao"),
         )
         points: list[tuple[float, Estimate]] = []
-        for workers in report.scale.workers(WORKERS):
+        for workers in report.scale.workers(loads):
             shares = _shares(run_, workers)
             found = mean_of(shares)
             assert found is not None

@@ -17,7 +17,7 @@ from schedulers.readiness import PREDICTORS, SOURCES
 from scripts._figures import bars
 from scripts._reproduce import Scale, Study, level_text, main, mean_of, seed_values
 
-WORKLOADS = ("swe-bench-mini-short", "tb2-terminus2", "tb2-claude-code", "automationbench")
+WORKLOADS = ("swe-bench-mini-short", "tb2-terminus2", "tb2-claude-code")
 JUDGED = WORKLOADS[0]
 
 

@@ -19,6 +19,7 @@ from results.run import Run
 from results.verdicts import ours_for
 from scripts._figures import forest
 from scripts._reproduce import (
+    TAO_BASELINES,
     Scale,
     Study,
     by_workers,
@@ -31,6 +32,8 @@ from scripts._reproduce import (
 
 TAGS = ("latency_mean", "ttft_mean", "decode_tps", "cache_hit", "pause_wait_mean", "working_set_kv")
 SHORT, LONG = "swe-bench-mini-short", "swe-bench-mini"
+STRONG = ("cache-aware", "thunderagent", "tao")
+"""Where no claim is judged: the two baselines that do best elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Setting:
     workers: tuple[int, ...]
     claims: dict[int, tuple[str, ...]]
     profiles: tuple[str, ...] = (SHORT, LONG)
+    arms: tuple[str, ...] = (*TAO_BASELINES, "tao")
     extra: tuple[str, ...] = ()
     """More settings, `a.b=c`."""
 
@@ -94,6 +98,16 @@ SETTINGS = (
                 for n in (96, 128, 160)
             },
         },
+        (SHORT,),
+    ),
+    Setting(
+        "Qwen3-32B, SWE-bench",
+        "tao/qwen3-32b-swe-bench-verified",
+        192,
+        (96, 160),
+        {},
+        (LONG,),
+        STRONG,
     ),
     # Half of the default commands take 4 to 15 s; in the faster set half take 1 s.
     Setting(
@@ -103,15 +117,19 @@ SETTINGS = (
         (128,),
         {},
         (SHORT,),
+        STRONG,
         ("workloads.0.settings.tools=fast",),
     ),
-    # The workers of the run on all 500 tasks are not given: 160, as for Lite.
+    # The workers of the run on all 500 tasks are not given: 160, as for Lite. On one replica all
+    # routing policies do the same, so one of them stands for them.
     Setting(
         "GLM-4.7, SWE-bench",
         "tao/glm-4.7-swe-bench-verified",
         176,
         (160,),
         {160: (*_ids("tao.glm.swelite.160", *ALL), *_ids("tao.glm.sweverified", *ALL))},
+        (SHORT, LONG),
+        ("round-robin", "thunderagent", "tao"),
     ),
     Setting(
         "AutomationBench",
@@ -137,6 +155,7 @@ def study(scale: Scale) -> None:
                 sessions=setting.sessions,
                 workers=setting.workers,
                 workload=profile,
+                schedulers=setting.arms,
                 settings=setting.extra,
             )
             groups = by_workers(played)
