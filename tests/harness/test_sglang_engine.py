@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused() -> None:
         RadixCache(20).take(21)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     page_size=st.sampled_from((1, 1, 2, 4)),
