@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: quickstart reproduce test lint format clean help
+.PHONY: quickstart reproduce test lint format bench-gateway clean help
 
 help:
 	@echo "make quickstart   install, run the quickstart comparison (simulated), show the report"
@@ -14,6 +14,7 @@ help:
 	@echo "make test         install what tests need; ruff, mypy and pytest"
 	@echo "make lint         ruff and mypy only"
 	@echo "make format       let ruff rewrite the files"
+	@echo "make bench-gateway  cost of the gateway beside other routers (PEERS=folder of their programs)"
 	@echo "make clean        remove the virtual environment, caches and build files (not runs/)"
 
 quickstart: $(VENV)/installed
@@ -40,6 +41,10 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench-gateway: $(VENV)/installed
+	$(BIN)/python -m scripts.bench_gateway $(if $(PEERS),--peers $(PEERS))
+	$(BIN)/python -m scripts.bench_gateway --spread 1.4 $(if $(PEERS),--peers $(PEERS))
 
 # The stamps stand for a finished install; the code itself is used in place (editable).
 $(VENV)/installed: pyproject.toml agentsched.py | $(VENV)/bin/python

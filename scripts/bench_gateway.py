@@ -1,6 +1,6 @@
 """What the gateway and the replay client cost, measured beside other routers in one run.
 
-python -m scripts.bench_gateway [--rounds 5] [--streams 160] [--peers FOLDER] [--json FILE]
+python -m scripts.bench_gateway [--rounds 5] [--streams 160] [--spread 0] [--peers FOLDER]
 
 Two engines of known timing (`bench_stub.c`) stand behind every arm. Arms take turns in each round,
 so that whatever else the machine does meets all of them. Shown: medians over rounds of what an arm
@@ -61,6 +61,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=160)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--spread", type=float, default=0.0, help="start the streams over so many seconds"
+    )
     parser.add_argument("--peers", type=Path, default=None)
     parser.add_argument("--arm", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--only", default=None, help="arms to run, with commas between")
@@ -76,8 +79,9 @@ def main() -> None:
         arms = [Server("direct", stubs[0].url, None)]
         for name, command in commands.items():
             arms.append(stack.enter_context(_router(name, command, stubs, folder)))
-        rows = _rounds(arms, stubs, given.rounds, given.streams, given.turns)
-    _show(rows, given.streams)
+        load = [f"--streams={given.streams}", f"--turns={given.turns}", f"--spread={given.spread}"]
+        rows = _rounds(arms, stubs, given.rounds, load)
+    _show(rows, f"{given.streams} streams started over {given.spread:g} s")
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -108,7 +112,7 @@ def _started(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byt
     """A program in a group of its own, ended with all it started."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, start_new_session=True, cwd=HERE.parent
+            command, stdout=output, stderr=output, process_group=0, cwd=HERE.parent
         )
         try:
             yield process
@@ -173,12 +177,12 @@ def _free_port() -> int:
 
 
 def _rounds(
-    arms: list[Server], stubs: list[Server], rounds: int, streams: int, turns: int
+    arms: list[Server], stubs: list[Server], rounds: int, load: list[str]
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number in range(-1, rounds):  # the first warms everything up and is not kept
         for arm in arms:
-            row = _measure(arm, stubs, streams, turns)
+            row = _measure(arm, stubs, load)
             if number >= 0:
                 rows.append({"round": number, "arm": arm.name, **row})
                 print(f"round {number + 1} {arm.name}: {_short(row)}", file=sys.stderr)
@@ -192,12 +196,12 @@ def _short(row: dict[str, Any]) -> str:
     )
 
 
-def _measure(arm: Server, stubs: list[Server], streams: int, turns: int) -> dict[str, Any]:
+def _measure(arm: Server, stubs: list[Server], load: list[str]) -> dict[str, Any]:
     for stub in stubs:
         _get(f"{stub.url}/reset")
     before = _cpu_s(arm)
     command = [sys.executable, "-m", "scripts.bench_load", arm.url]
-    command += ["--streams", str(streams), "--turns", str(turns), "--tokens", str(TOKENS)]
+    command += [*load, f"--tokens={TOKENS}"]
     done = subprocess.run(command, cwd=HERE.parent, check=True, capture_output=True)
     row: dict[str, Any] = json.loads(done.stdout)
     spent = _cpu_s(arm) - before
@@ -233,12 +237,12 @@ def _cpu_s(arm: Server) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def _show(rows: list[dict[str, Any]], streams: int) -> None:
+def _show(rows: list[dict[str, Any]], what: str) -> None:
     by_arm: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_arm.setdefault(row["arm"], []).append(row)
     direct = by_arm["direct"]
-    print(f"{streams} streams, {len(direct)} rounds; medians over rounds")
+    print(f"{what}, {len(direct)} rounds; medians over rounds")
     print(f"client alone: TTFT error {_median(direct, 'ttft_error_ms'):.2f} ms mean, ", end="")
     print(f"{_median(direct, 'ttft_p99_error_ms'):.2f} ms p99; ", end="")
     print(

@@ -140,8 +140,10 @@ class Gateway:
 
     def _ended(self, relay: Relay, usage: Usage) -> None:
         if self.settings.learn_ratio:
-            self.ratio.learn(sum(run.bytes for run in runs_of(relay.path)), usage.prompt)
-            correct(relay.path, usage.prompt)
+            prompt = relay.live.turn.prompt
+            self.ratio.learn(prompt.bytes, usage.prompt)
+            if usage.prompt != prompt.tokens:
+                correct(relay.path, usage.prompt)
         self.conversations.replied(relay.live.turn.session, relay.reply.text)
         if self.observer is not None:
             self.observer.answered(relay, usage)

@@ -140,6 +140,7 @@ class OpenAIReply(Reply):
     """The client did not ask for usage: it is not shown any."""
     top: dict[str, Any] = field(default_factory=dict)
     """Fields of the answer beside its choices, from the first chunk that has them."""
+    seen: set[str] = field(default_factory=set)
     choices: dict[int, dict[str, Any]] = field(default_factory=dict)
     raw_usage: Any = None
 
@@ -182,9 +183,11 @@ class OpenAIReply(Reply):
             self._fail(chunk["error"])
         for choice in chunk.get("choices") or ():
             self._choose(choice)
-        for name, value in chunk.items():
-            if name not in ("choices", "usage") and self.top.get(name) is None:
-                self.top[name] = value
+        if chunk.keys() - self.seen:  # as a rule, only in the first chunk
+            self.seen.update(chunk)
+            for name, value in chunk.items():
+                if name not in ("choices", "usage") and self.top.get(name) is None:
+                    self.top[name] = value
 
     def _fail(self, error: Any) -> None:
         message = error.get("message") if isinstance(error, dict) else error
@@ -194,16 +197,19 @@ class OpenAIReply(Reply):
         if not isinstance(choice, dict):
             return
         index = choice.get("index", 0)
-        known = self.choices.setdefault(index, {"index": index})
+        known = self.choices.get(index)
+        if known is None:
+            known = self.choices[index] = {"index": index}
         if self._grow(index, known, choice):
             self.began = True
             self.tokens += 1
         if choice.get("finish_reason") is not None:
             self.began = True
-        for name in ("finish_reason", "stop_reason"):
-            if choice.get(name) is not None or (name in choice and name not in known):
-                known[name] = choice[name]
-        _grow_logprobs(known, choice.get("logprobs"))
+            known["finish_reason"] = choice["finish_reason"]
+        if "stop_reason" in choice:
+            known["stop_reason"] = choice["stop_reason"]
+        if choice.get("logprobs") is not None:
+            _grow_logprobs(known, choice["logprobs"])
         if isinstance(choice.get("token_ids"), list):
             known.setdefault("token_ids", []).extend(choice["token_ids"])
 
@@ -244,6 +250,12 @@ class ChatReply(OpenAIReply):
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return False
+        if len(delta) == 1 and index == 0 and self.texts:
+            text = delta.get("content")
+            if isinstance(text, str) and text:  # what nearly every chunk brings
+                self.parts[0, "content"].append(text)
+                self.texts.append(text)
+                return True
         token = False
         message = self.messages.setdefault(index, {"role": "assistant"})
         for name, value in delta.items():
