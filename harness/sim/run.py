@@ -11,6 +11,7 @@ from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
+from harness.sim.async_engine import engine_for
 from harness.sim.bound import throughput_bound
 from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
@@ -85,7 +86,9 @@ def simulate(
     meters = {name: MeteredSteps(step) for name, step in steps.items()}
     first = cluster.replicas[0].gpu
     link = settings.kv_link or LinkSpec(first.network_gbs, latency_us=first.link_latency_us)
-    engines = {r.id: Engine(engine, meters[r.id], r.kv_blocks, contents) for r in cluster.replicas}
+    engines = {
+        r.id: engine_for(engine, meters[r.id], r.kv_blocks, contents) for r in cluster.replicas
+    }
     reported = settings.reported_kv_tokens
     plane = ControlPlane(
         scheduler,

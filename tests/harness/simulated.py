@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
+from harness.sim.async_engine import engine_for
 from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
 from harness.sim.driver import SimDriver
@@ -85,7 +86,7 @@ def play(
     params = params or EngineParams(null_blocks=0)
     contents = ContentIndex(params.block_size)
     names = [f"r{i}" for i in range(replicas)]
-    engines = {name: Engine(params, FlatStep(), blocks, contents) for name in names}
+    engines = {name: engine_for(params, FlatStep(), blocks, contents) for name in names}
     capacity = Capacity(blocks * params.block_size)
     records = Records()
     plane = ControlPlane(

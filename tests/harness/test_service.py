@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.sim.engine_types import EngineParams
 from harness.sim.kv_store import StoreSpec
 from harness.sim.links import LinkSpec
 from harness.sim.settings import Fault, SimSettings
@@ -145,9 +146,10 @@ def _check(played: Played, sessions: list[Session]) -> None:
     st.sampled_from([None, "r0", "r1"]),
     st.floats(0, 20),
     st.integers(1, 4),
+    st.booleans(),
 )
 def test_nothing_is_lost_when_replicas_die_in_the_middle_of_transfers(
-    sessions: list[Session], kind: str, dies: str | None, at: float, workers: int
+    sessions: list[Session], kind: str, dies: str | None, at: float, workers: int, ahead: bool
 ) -> None:
     faults: tuple[Fault, ...] = ()
     if dies is not None:
@@ -157,7 +159,15 @@ def test_nothing_is_lost_when_replicas_die_in_the_middle_of_transfers(
 
     def once() -> Played:
         scheduler = create("round-robin") if kind == "store" else TwoLegs()
-        return play(sessions, scheduler, workers=workers, replicas=2, blocks=150, settings=what)
+        return play(
+            sessions,
+            scheduler,
+            workers=workers,
+            replicas=2,
+            blocks=150,
+            settings=what,
+            params=EngineParams(null_blocks=0, async_scheduling=ahead),
+        )
 
     one, two = once(), once()
     assert one.records.turns == two.records.turns

@@ -300,6 +300,7 @@ def fault_plans(draw: st.DrawFn) -> tuple[Fault, ...]:
     fault_plans(),
     st.integers(1, 6),
     st.sampled_from([(), ("prefill", "decode")]),
+    st.booleans(),
 )
 def test_every_session_ends_and_every_block_comes_back(
     name: str,
@@ -307,6 +308,7 @@ def test_every_session_ends_and_every_block_comes_back(
     faults: tuple[Fault, ...],
     workers: int,
     roles: tuple[Role, ...],
+    async_scheduling: bool,
 ) -> None:
     """Under every scheduler, with replicas dying: every session finishes or says why not, no
     turn is lost or served twice, the books are empty, and it all happens again the same way."""
@@ -320,6 +322,7 @@ def test_every_session_ends_and_every_block_comes_back(
             blocks=150,
             settings=SimSettings(faults=faults),
             roles=roles,
+            params=EngineParams(null_blocks=0, async_scheduling=async_scheduling),
         )
         ended = {s.session: s for s in played.records.sessions}
         assert len(ended) == len(played.records.sessions) == len(sessions)
