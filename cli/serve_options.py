@@ -84,10 +84,10 @@ def serve_settings(
     allow_urls: bool,
 ) -> ServeSettings:
     """Options as the gateway's settings."""
-    from harness.live.driver import DriverSettings
     from harness.live.gateway import GatewaySettings
     from harness.live.polling import PollSettings
     from harness.live.serving import ServeSettings
+    from harness.live.turns import DriverSettings
 
     for name, value in (("--idle-expiry", idle_expiry), ("--poll", poll)):
         if not value > 0:

@@ -8,109 +8,24 @@ themselves are `TurnClient`s of the gateway.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from agentsched import SchedulerError
 from harness.control.operations import Cancel, Dispatch, Operation, Refuse
 from harness.control.plane import ControlPlane
 from harness.live.clock import Clock
+from harness.live.turns import (
+    DriverSettings,
+    LiveSession,
+    LiveTurn,
+    Planner,
+    TurnClient,
+    Watcher,
+)
 from harness.sim.clock import Priority
 from schedulers import events as ev
 from schedulers.commands import Solve, WakeAt
 from schedulers.types import PromptRef, ReplicaSample, ToolSignal, Turn, Usage
-
-
-@dataclass(frozen=True, slots=True)
-class DriverSettings:
-    """How the gateway treats sessions and failures."""
-
-    idle_expiry_s: float = 600.0
-    """A session with no turn for this long is closed (ThunderAgent's fixed mode, our default)."""
-    max_attempts: int = 3
-    """Dispatches of one turn before its client is told of the failure. Our choice."""
-
-
-class TurnClient(Protocol):
-    """The waiting end of a turn: the gateway's side of one request."""
-
-    def dispatch(self, operation: Dispatch) -> None:
-        """Send the request to the replica."""
-        ...
-
-    def refuse(self, reason: str, retry_after_s: float | None) -> None: ...
-    def fail(self, reason: str) -> None:
-        """Nobody could serve it."""
-        ...
-
-    def withdraw(self) -> None:
-        """Cancel the request at its replica; it will be dispatched again."""
-        ...
-
-    def streamed(self) -> int:
-        """Output tokens that have come by now."""
-        ...
-
-
-class Planner(Protocol):
-    """Runs a solver somewhere and hands its result over later."""
-
-    def solve(self, command: Solve, ready: Callable[[Any], None]) -> None: ...
-
-
-@dataclass(slots=True)
-class LiveTurn:
-    """A turn from its arrival to its end."""
-
-    turn: Turn
-    client: TurnClient
-    arrived: int
-    final: bool = False
-    """The session ends with it, unless it fails (then it may be sent again)."""
-    attempt: int | None = None
-    replica: str | None = None
-    dispatched: int | None = None
-    attempts: int = 0
-    first_token: int | None = None
-    ended: bool = False
-
-
-@dataclass(slots=True)
-class LiveSession:
-    """What the gateway keeps of a session."""
-
-    id: str
-    parent: str | None
-    last_seen: int
-    finished: int = 0
-    """Turns that ended well: the index of the next."""
-    last_index: int = -1
-    repeats: int = 0
-    """How often a turn of the last index was sent again."""
-    open: dict[str, LiveTurn] = field(default_factory=dict)
-    closing: str | None = None
-    """It is to be closed, for this reason, when its open turns have ended."""
-    one_off: bool = False
-    """Nobody named it: it is closed after a turn that starts no tools."""
-
-    def next_turn(self) -> tuple[int, str]:
-        """Index and id of the turn that arrives now. One that failed is counted again."""
-        index = self.finished + len(self.open)
-        self.repeats = self.repeats + 1 if index == self.last_index else 0
-        self.last_index = index
-        name = f"{self.id}/{index}.{self.repeats}" if self.repeats else f"{self.id}/{index}"
-        while name in self.open:
-            self.repeats += 1
-            name = f"{self.id}/{index}.{self.repeats}"
-        return index, name
-
-
-class Watcher(Protocol):
-    """Is told what becomes of turns and sessions (recording, live view)."""
-
-    def turn_ended(self, turn: LiveTurn, usage: Usage | None, status: str, now: int) -> None: ...
-    def tools_started(self, session: str, tools: tuple[ToolSignal, ...], now: int) -> None: ...
-    def session_closed(self, session: str, reason: str, now: int) -> None: ...
 
 
 class LiveDriver:

@@ -13,9 +13,9 @@ from typing import IO
 
 import orjson
 
-from harness.live.driver import LiveTurn
 from harness.live.relay import Relay
 from harness.live.texts import Node, runs_of
+from harness.live.turns import LiveTurn
 from schedulers.tool_commands import stated_time
 from schedulers.types import PromptRun, ToolSignal, Usage
 from workloads.model import Segment, Session, ToolCall, TurnSpec

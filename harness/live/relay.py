@@ -9,10 +9,11 @@ import orjson
 
 from harness.control.operations import Dispatch
 from harness.live.dialect import EVENT_STREAM, JSON_TYPE, Dialect, Reading, Reply, encode
-from harness.live.driver import LiveDriver, LiveTurn
+from harness.live.driver import LiveDriver
 from harness.live.sse import EventSplitter, StreamError
 from harness.live.texts import Node
 from harness.live.tool_signals import signals
+from harness.live.turns import LiveTurn
 from harness.live.wire import Call, Exchange, Headers, Request, Sender
 from schedulers.types import ToolSignal, Usage
 

@@ -20,7 +20,7 @@ from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
-from harness.live.driver import DriverSettings, LiveDriver
+from harness.live.driver import LiveDriver
 from harness.live.emulator import EmulatedReplica, EmulatorSettings
 from harness.live.fleet_server import EngineSpec, FleetServer, emulated_replicas, specs_of
 from harness.live.gateway import Gateway, GatewaySettings
@@ -31,6 +31,7 @@ from harness.live.planners import FixedPlanner
 from harness.live.polling import Poller, PollSettings
 from harness.live.replay import Replayer, ReplaySettings
 from harness.live.serving import Policy, ServedGateway, ServeSettings
+from harness.live.turns import DriverSettings
 from harness.live.wire import Loopback, Sender
 from harness.sim.agents import nanoseconds
 from harness.sim.clock import Clock, Priority

@@ -17,7 +17,7 @@ from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
 from harness.live.clock import LoopClock
-from harness.live.driver import DriverSettings, LiveDriver, Watcher
+from harness.live.driver import LiveDriver
 from harness.live.eventlog import EventLog
 from harness.live.gateway import Gateway, GatewaySettings, Observer
 from harness.live.gauges import Gauges, read_gauges
@@ -26,6 +26,7 @@ from harness.live.http_server import HttpServer, Limits
 from harness.live.kv_events import KvStream, KvSubscriber
 from harness.live.planners import ProcessPlanner
 from harness.live.polling import Poller, PollSettings, get, server_info_capacity
+from harness.live.turns import DriverSettings, Watcher
 from harness.live.wire import Sender
 from results.records import DecisionRecord
 from schedulers import registry

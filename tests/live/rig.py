@@ -11,7 +11,6 @@ from typing import Any
 
 import uvloop
 
-from harness.live.driver import DriverSettings
 from harness.live.emulated_answers import ScriptLine
 from harness.live.emulator import EmulatorSettings
 from harness.live.fleet_server import EngineSpec, FleetServer
@@ -20,6 +19,7 @@ from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer, Limits
 from harness.live.polling import PollSettings
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
+from harness.live.turns import DriverSettings
 from harness.live.wire import Handler, Request
 from harness.sim.engine_types import DecodePiece, EngineParams
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.live.driver import DriverSettings
+from harness.live.turns import DriverSettings
 from harness.live.wire import Exchange, Request
 from tests.live.rig import JSON, Got, chat, engines, get, post, rig, run, served_by
 
