@@ -16,10 +16,10 @@ Times are integer nanoseconds.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal, NamedTuple
 
 from schedulers.tool_commands import stated_time
@@ -92,6 +92,7 @@ class History:
         self.newest_at = 0
         self.bound: tuple[int, int] = (0, 0)
         """(version it was made for, prediction); kept by the predictor."""
+        self._ordered: list[int] = []
         self._sum = 0
         self._squares = 0
 
@@ -103,7 +104,9 @@ class History:
             oldest = self.durations[0]
             self._sum -= oldest
             self._squares -= oldest * oldest
+            del self._ordered[bisect_left(self._ordered, oldest)]
         self.durations.append(duration)
+        insort(self._ordered, duration)
         self._sum += duration
         self._squares += duration * duration
         self.version += 1
@@ -121,7 +124,14 @@ class History:
 
     @property
     def range(self) -> int:
-        return max(self.durations) - min(self.durations)
+        return self._ordered[-1] - self._ordered[0]
+
+    @property
+    def median(self) -> float:
+        middle, ordered = len(self._ordered) // 2, self._ordered
+        if len(ordered) % 2:
+            return ordered[middle]
+        return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def margin(history: History, delta: float) -> float:
@@ -253,7 +263,7 @@ class ReadinessPredictor:
             final=running.prediction.duration,
             actual=actual,
             mean=round(plain.mean) if plain else round(self.config.default_duration_s * NS),
-            median=round(median(plain.durations) if plain else self.config.default_duration_s * NS),
+            median=round(plain.median if plain else self.config.default_duration_s * NS),
             probe_windows=self._probes(actual - running.prediction.duration)[1],
         )
         self.log.add(call)

@@ -17,7 +17,7 @@ is a setting (tao_config.py). docs/tao.md has the whole reading.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from schedulers import events as ev
@@ -31,7 +31,7 @@ from schedulers.tao_config import TaoConfig
 from schedulers.tao_outcomes import Outcomes
 from schedulers.tao_plan import Plan, Snapshot, make_plan
 from schedulers.types import NS, Turn
-from schedulers.views import ClusterView, ReplicaView
+from schedulers.views import ClusterView, ReplicaView, SessionView
 
 
 class Outstanding:
@@ -137,8 +137,7 @@ class Tao(AdmissionScheduler):
         session = cluster.sessions[turn.session]
         if not self.config.direct:
             return None
-        pool = view.candidates(cluster, now, self.config)
-        if [one.id for one in pool] != [session.id]:
+        if not view.is_only_candidate(session.id, cluster, now, self.config):
             return None
         fitting = []
         need = cluster.tokens(session.id) + BUFFER_TOKENS
@@ -270,21 +269,36 @@ class Tao(AdmissionScheduler):
                     yield WakeAt(next_at)
                 return
         self._wanted = False
-        frozen = self._freeze(now, cluster)
-        if not frozen.candidates:
+        pool = view.candidates(cluster, now, self.config)
+        if not pool:
             return
         self._last_opportunity = now
         self._counts["opportunities"] += 1
-        if min(c.need for c in frozen.candidates) > max(frozen.room, default=0):
+        room_left = view.rooms(cluster, now, self.config)
+        least = min(cluster.tokens(one.id) for one in pool) + BUFFER_TOKENS
+        if least > max(room_left, default=0):
             self._counts["opportunities_without_room"] += 1
         elif self._short_first or outstanding is not None:
             yield from self._apply_short_first(now, cluster)
         else:
-            yield from self._ask(frozen)
+            yield from self._ask(self._freeze(now, cluster, pool, room_left))
 
-    def _freeze(self, now: int, cluster: ClusterView) -> Snapshot:
+    def _freeze(
+        self,
+        now: int,
+        cluster: ClusterView,
+        pool: Sequence[SessionView] | None = None,
+        room_left: tuple[int, ...] | None = None,
+    ) -> Snapshot:
         return view.snapshot(
-            cluster, now, self.config, self.predictor, self._queued_tokens, self._epochs
+            cluster,
+            now,
+            self.config,
+            self.predictor,
+            self._queued_tokens,
+            self._epochs,
+            pool,
+            room_left,
         )
 
     def _ask(self, frozen: Snapshot) -> Iterator[Command]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from schedulers.pools import serving
@@ -84,6 +84,19 @@ def candidates(cluster: ClusterView, now: int, config: TaoConfig) -> list[Sessio
     return sorted(pool, key=queue_key)[: config.max_candidates]
 
 
+def is_only_candidate(name: str, cluster: ClusterView, now: int, config: TaoConfig) -> bool:
+    """Whether the waiting pool is this session alone."""
+    others = (s for s in cluster.sessions.values() if s.id != name)
+    return is_candidate(cluster.sessions[name], now, config) and not any(
+        is_candidate(s, now, config) for s in others
+    )
+
+
+def rooms(cluster: ClusterView, now: int, config: TaoConfig) -> tuple[int, ...]:
+    """Room of each replica that serves, acting sessions decayed."""
+    return tuple(room(r, cluster, config, now) for r in serving(cluster))
+
+
 def signature(session: SessionView, epoch: int) -> tuple[Any, ...]:
     """Changes when the session does: a plan made for another signature is not about it.
 
@@ -107,11 +120,13 @@ def snapshot(
     predictor: ReadinessPredictor,
     queued_tokens: Mapping[str, int],
     epochs: Mapping[str, int],
+    pool: Sequence[SessionView] | None = None,
+    room_left: tuple[int, ...] | None = None,
 ) -> Snapshot:
-    """Freeze what the planner needs."""
+    """Freeze what the planner needs; `pool` and `room_left` where the caller knows them."""
     replicas = serving(cluster)
     frozen = []
-    for session in candidates(cluster, now, config):
+    for session in candidates(cluster, now, config) if pool is None else pool:
         tokens = cluster.tokens(session.id)
         frozen.append(
             Candidate(
@@ -120,7 +135,7 @@ def snapshot(
                 credits=tuple(credit(session.id, r.id, now, cluster, config) for r in replicas),
                 ready=ready(session, now, predictor, config),
                 footprint=config.footprint_sign * tokens,
-                queue_class=queue_key(session)[0],
+                queue_class=queue_class(steps(session), bool(session.waiting)),
                 queued_tokens=queued_tokens.get(session.id, tokens),
                 signature=signature(session, epochs.get(session.id, 0)),
             )
@@ -128,7 +143,7 @@ def snapshot(
     return Snapshot(
         now=now,
         replicas=tuple(r.id for r in replicas),
-        room=tuple(room(r, cluster, config, now) for r in replicas),
+        room=rooms(cluster, now, config) if room_left is None else room_left,
         candidates=tuple(frozen),
         settings=config.plan_settings(),
     )

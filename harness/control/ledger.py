@@ -70,8 +70,10 @@ class Ledger:
 
     def tokens(self, session_id: str) -> int:
         session = self.session_states[session_id]
-        streamed = sum(self._progress(number, self.now) for number in session.attempts)
-        return session.tokens + streamed
+        tokens = session.tokens
+        for number in session.attempts:
+            tokens += self._progress(number, self.now)
+        return tokens
 
     def evidence(self, session_id: str, replica_id: str) -> Evidence | None:
         session = self.session_states.get(session_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 from hypothesis import given, settings
@@ -255,3 +256,14 @@ def test_generated_durations_predictor_is_within_reach_of_the_plain_mean() -> No
     assert rows["tao", "tool"].calls > 1900
     assert rows["mean", "all"].mean_abs_error_s < rows["tao", "all"].mean_abs_error_s
     assert rows["tao", "all"].mean_abs_error_s < 3 * rows["mean", "all"].mean_abs_error_s
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(1, 9))
+@settings(max_examples=100, deadline=None)
+def test_median_and_range_are_those_of_the_window(durations: list[int], window: int) -> None:
+    history = History(window)
+    for now, duration in enumerate(durations):
+        history.add(duration, now)
+    kept = durations[-window:]
+    assert history.median == statistics.median(kept)
+    assert history.range == max(kept) - min(kept)
