@@ -21,6 +21,7 @@ from cli.run import run
 from cli.serve import serve, verify_log
 from cli.top import top
 from cli.trace import app as trace_app
+from cli.validate import validate
 
 
 class _Commands(TyperGroup):
@@ -70,6 +71,7 @@ app.command("replay")(replay)
 app.command("emulate")(emulate)
 app.command("top")(top)
 app.command("verify-log")(verify_log)
+app.command("validate")(validate)
 app.command("list")(list_names)
 app.add_typer(trace_app, name="trace")
 
