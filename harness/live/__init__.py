@@ -1,1 +1,1 @@
-"""See DESIGN."""
+"""The live driver: gateway, emulated engines, replay client (docs/gateway.md)."""
