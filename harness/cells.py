@@ -91,8 +91,9 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
         except AgentschedError as error:
             writer.fail(error)
             return CellFailure(job.cell, error.message, error.remedy, traceback.format_exc())
-        except (Exception, SystemExit) as error:
-            # The last line of defence: whatever goes wrong in one cell, the others go on.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            # The last line of defence: whatever goes wrong in one cell, the others go on. Ctrl-C is
+            # the parent's; an interrupt in here was raised by a policy.
             writer.fail(error)
             return CellFailure(
                 job.cell,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import threading
@@ -111,19 +112,20 @@ def _clean_start() -> Iterator[None]:
 
     multiprocessing would import the script that called us, which without a `__main__` guard would
     start the whole run anew; cells need nothing of it. The numeric libraries' own threads would
-    only compete with the other cells.
+    only compete with the other cells. Sets of names are to have the same order in every run, for
+    policies that go through one against the contract.
     """
-    main, threads = sys.modules["__main__"], os.environ.get("OMP_NUM_THREADS")
+    main, before = sys.modules["__main__"], dict(os.environ)
     sys.modules["__main__"] = ModuleType("__main__")
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-        if threads is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = threads
+        for name in ("OMP_NUM_THREADS", "PYTHONHASHSEED"):
+            del os.environ[name]
+            if name in before:
+                os.environ[name] = before[name]
 
 
 def _receive(cell: _Running, on_progress: Callable[[CellJob, int, int], None]) -> Outcome | None:
@@ -157,6 +159,7 @@ def _work(job: CellJob, pipe: Connection) -> None:
     """What the process of a cell does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    _seed_global_generators()
 
     def report(sessions: int, turns: int) -> None:
         try:
@@ -169,6 +172,17 @@ def _work(job: CellJob, pipe: Connection) -> None:
     except AgentschedError as error:  # the folder of the cell cannot be written
         pipe.send(CellFailure(job.cell, error.message, error.remedy, traceback.format_exc()))
     pipe.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # whatever threads a policy has left running
+
+
+def _seed_global_generators() -> None:
+    """A policy that uses them, against the contract, shall at least draw the same every time."""
+    import numpy
+
+    random.seed(0)
+    numpy.random.seed(0)
 
 
 def _die_with_parent() -> None:

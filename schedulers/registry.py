@@ -146,7 +146,8 @@ def _from_file(name: str) -> type[Scheduler]:
     sys.modules[module_name] = module  # dataclasses in the file look their module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything while it is loaded
+    except (Exception, SystemExit) as error:
+        # A user's file may raise anything while it is loaded.
         raise UsageError(
             f"scheduler file {path} failed to load: {type(error).__name__}: {error}",
             "run `python " + str(path) + "` to see where",
@@ -168,4 +169,8 @@ def _checked(found: Any, name: str) -> type[Scheduler]:
                 f"scheduler class `{name}` has no `{attribute}`",
                 "set `name` and `info` as CONTRIBUTING.md shows",
             )
+    if not (isinstance(found.name, str) and found.name and found.name.isprintable()):
+        raise UsageError(
+            f"scheduler class `{name}` has the name {found.name!r}", "give it a name that is text"
+        )
     return found

@@ -7,9 +7,11 @@ operations that come back. The same events give the same operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from agentsched import AgentschedError, SchedulerError
+from harness.control.facade import facade, tampering
 from harness.control.ledger import Ledger, ReplicaConfig
 from harness.control.operations import Cancel, Dispatch, Operation, Refuse
 from harness.control.records import Attempt, ReplicaState, SessionState
@@ -32,7 +34,7 @@ from schedulers.types import Turn
 ANNOTATIONS = frozenset({"priority", "retention_s"})
 """Request fields a policy may set."""
 
-COMMANDS_PER_EVENT = 1_000_000
+COMMANDS_PER_EVENT = 100_000
 """A policy that yields more than this for one event is taken to be in an endless loop."""
 
 
@@ -59,6 +61,8 @@ class ControlPlane:
     ) -> None:
         self.scheduler = scheduler
         self.ledger = Ledger(replicas, progress)
+        self._view = facade(self.ledger)
+        self._capacities = {replica.id: replica.capacity.usable for replica in replicas}
         self._log = log
         self._attempt_count = 0
         self._operations: list[Operation] = []
@@ -74,22 +78,30 @@ class ControlPlane:
         self._operations = []
         self.ledger.record(event)
         try:
-            for count, command in enumerate(self.scheduler.on_event(event, self.ledger)):
+            for count, command in enumerate(self.scheduler.on_event(event, self._view)):
                 if count >= COMMANDS_PER_EVENT:
                     raise ContractError(f"gave more than {COMMANDS_PER_EVENT:,} commands")
                 self._carry_out(command)
             if self.ledger.undecided:
                 turn_id = next(iter(self.ledger.undecided))
                 raise ContractError(f"turn {turn_id} was neither routed, held nor rejected")
+            if isinstance(event, ev.SessionClosed):
+                self._check_records()
         except ContractError as error:
             raise self._scheduler_error(event, str(error)) from None
         except AgentschedError:
             raise
-        except Exception as error:  # a policy may raise anything; its cell alone must fail
+        except (Exception, SystemExit) as error:
+            # A policy may raise anything; its cell alone must fail.
             raise self._scheduler_error(event, f"raised {type(error).__name__}: {error}") from error
         if isinstance(event, ev.SessionClosed):
             self.ledger.forget_session(event.session)
         return self._operations
+
+    def _check_records(self) -> None:
+        changed = tampering(self.ledger, self._capacities)
+        if changed is not None:
+            raise ContractError(f"changed what it may only read: {changed}")
 
     # Carrying out commands.
 
@@ -136,11 +148,14 @@ class ControlPlane:
 
     def _do_reject(self, command: Reject) -> None:
         turn = self._waiting_turn(command.turn_id)
+        wait = command.retry_after_s
+        if wait is not None and not (_is_number(wait) and wait >= 0):
+            raise ContractError(f"rejects turn {turn.id} with retry_after_s {wait!r}")
         session = self.ledger.session_states[turn.session]
         self.ledger.remove_waiting(session, turn.id)
         if session.phase == "acting":
             session.idle_since = self.ledger.now
-        self._operations.append(Refuse(turn, command.reason, command.retry_after_s))
+        self._operations.append(Refuse(turn, command.reason, wait))
         self._note("reject", turn.session, turn.id, None, command.reason)
 
     def _do_abort(self, command: Abort) -> None:
@@ -151,11 +166,15 @@ class ControlPlane:
         self._note("abort", attempt.turn.session, attempt.turn.id, attempt.serving, command.why)
 
     def _do_wake(self, command: WakeAt) -> None:
+        if type(command.time) is not int:
+            raise ContractError(f"asks to be woken at {command.time!r}, not whole nanoseconds")
         if command.time < self.ledger.now:
             raise ContractError(f"asks to be woken at {command.time} ns, in the past")
         self._operations.append(command)
 
     def _do_solve(self, command: Solve) -> None:
+        if not callable(command.solver):
+            raise ContractError(f"asks for a plan by {command.solver!r}, which is no function")
         self._operations.append(command)
 
     def _dispatch(
@@ -168,6 +187,9 @@ class ControlPlane:
     ) -> None:
         if unknown := set(annotations) - ANNOTATIONS:
             raise ContractError(f"annotation {sorted(unknown)[0]!r} is not one a policy may set")
+        for name, value in annotations.items():
+            if not _is_number(value):
+                raise ContractError(f"annotation {name!r} is {value!r}, not a number")
         self.ledger.remove_waiting(session, turn.id)
         first = prefill or decode
         uncached = turn.prompt.tokens - self.ledger.prefixes.match(turn.prompt, first.id)
@@ -219,12 +241,18 @@ class ControlPlane:
     def _note(
         self, command: str, session: str | None, turn: str | None, replica: str | None, why: str
     ) -> None:
+        if not isinstance(why, str):
+            raise ContractError(f"gives the reason {why!r}, which is no text")
         if self._log is not None:
             self._log(
                 DecisionRecord(
                     self.ledger.now, self._event_name, command, session, turn, replica, why
                 )
             )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and isfinite(value)
 
 
 def describe(event: ev.Event) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from schedulers.types import Evidence, ReplicaSample, ToolSignal, Turn
 from schedulers.views import Lifecycle, Phase, Role
@@ -33,7 +33,7 @@ class ReplicaState:
     id: str
     index: int
     role: Role
-    capacity: Capacity
+    capacity: InitVar[Capacity]
     healthy: bool = True
     in_flight: int = 0
     queued_prefill_tokens: int = 0
@@ -42,8 +42,8 @@ class ReplicaState:
     sampled_at: int | None = None
     capacity_tokens: int | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.capacity_tokens = self.capacity.usable
+    def __post_init__(self, capacity: Capacity) -> None:
+        self.capacity_tokens = capacity.usable
 
     @property
     def sessions(self) -> Iterable[str]:
@@ -80,7 +80,7 @@ class SessionState:
 
     @property
     def waiting(self) -> Sequence[Turn]:
-        return tuple(self.waiting_turns.values())
+        return tuple(self.waiting_turns.values()) if self.waiting_turns else ()
 
     @property
     def waiting_since(self) -> int | None:

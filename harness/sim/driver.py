@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
-from agentsched import SchedulerError
+from agentsched import AgentschedError, SchedulerError
 from harness.control.operations import Cancel, Dispatch, Operation, Refuse
-from harness.control.plane import ControlPlane
+from harness.control.plane import ControlPlane, describe
 from harness.sim.agents import Agent, nanoseconds
 from harness.sim.clock import Clock, Priority
+from harness.sim.liveness import Liveness
 from harness.sim.service import Listener, Request, Served, Service
 from harness.sim.settings import Fault, SimSettings
 from harness.sim.tools import ToolPool, parallel_groups
+from harness.sim.watchdog import TooSlow, watchdog
 from results.records import (
     DecisionRecord,
     ReplicaRecord,
@@ -28,6 +30,8 @@ from schedulers import events as ev
 from schedulers.commands import Solve, WakeAt
 from schedulers.types import Usage
 from workloads.model import Session, TurnSpec
+
+ABORTS_OF_A_TURN = 100
 
 
 class Recorder(Protocol):
@@ -81,8 +85,11 @@ class SimDriver:
         self._flights: dict[int, Agent] = {}
         self._unsampled: set[str] = set()
         self._tools = ToolPool(settings.tool_slots)
-        self._plans = 0
-        self._stalled_since: int | None = None
+        self._decision = 0
+        """Odd while the policy, or a solver of its, is at work."""
+        self._resends = 0
+        """Refused turns that will be sent again."""
+        self._liveness = Liveness(settings.starvation_limit_s, len(sessions))
 
     def run(self) -> int:
         """Play everything; returns the makespan in nanoseconds.
@@ -96,10 +103,11 @@ class SimDriver:
         for fault in (*self.settings.faults, *drawn):
             self.clock.at(nanoseconds(fault.at_s), Priority.FAULT, partial(self._fault, fault))
         self.clock.at(0, Priority.SAMPLE, self._sample)
-        while self._ended < self._total:
-            if not self.clock.step():
-                raise self._starved("for ever")
-            self._check_progress()
+        with watchdog(self.settings.decision_limit_s, lambda: self._decision):
+            while self._ended < self._total:
+                if not self.clock.step():
+                    raise self._starved("for ever")
+                self._check_progress()
         return self.clock.now
 
     def service_counters(self) -> dict[str, float]:
@@ -170,6 +178,10 @@ class SimDriver:
             return
         self._feed(ev.TurnArrived(self.clock.now, opened.turn))
 
+    def _come_again(self, agent: Agent) -> None:
+        self._resends -= 1
+        self._resend(agent)
+
     def _resend(self, agent: Agent) -> None:
         if agent.ended:
             return
@@ -208,7 +220,13 @@ class SimDriver:
     # Operations of the control plane.
 
     def _feed(self, event: ev.Event) -> None:
-        self._execute(self._plane.handle(event))
+        self._decision += 1
+        try:
+            operations = self._plane.handle(event)
+        except TooSlow:
+            raise self._error(describe(event), self._too_slow("to decide")) from None
+        self._decision += 1
+        self._execute(operations)
 
     def _execute(self, operations: Iterable[Operation]) -> None:
         for operation in operations:
@@ -257,27 +275,39 @@ class SimDriver:
 
     def _solve(self, command: Solve) -> None:
         began = time.process_time()
-        plan = command.solver(command.snapshot)
+        self._decision += 1
+        try:
+            plan = command.solver(command.snapshot)
+        except AgentschedError:
+            raise
+        except TooSlow:
+            raise self._error("Solve", self._too_slow("to plan")) from None
+        except (Exception, SystemExit) as error:  # a policy's solver may raise anything
+            problem = f"its solver raised {type(error).__name__}: {error}"
+            raise self._error("Solve", problem) from error
+        self._decision += 1
         self.planner_wall_s.append(time.process_time() - began)
         ready = self.clock.now + round(self.settings.planner_latency_ms * 1e6)
-        self._plans += 1
         self.clock.at(ready, Priority.PLAN, partial(self._plan_ready, command.solve_id, plan))
 
     def _plan_ready(self, solve_id: int, plan: object) -> None:
-        self._plans -= 1
         self._feed(ev.PlanReady(self.clock.now, solve_id, plan))
 
     def _refuse(self, operation: Refuse) -> None:
         agent = self._agents[operation.turn.session]
         if operation.retry_after_s is not None:
-            delay = nanoseconds(operation.retry_after_s)
-            self.clock.at(self.clock.now + delay, Priority.AGENT, partial(self._resend, agent))
+            at = self.clock.now + nanoseconds(operation.retry_after_s)
+            self._resends += 1
+            self.clock.at(at, Priority.AGENT, partial(self._come_again, agent))
             return
         self._fail_turn(agent, "rejected", operation.reason)
 
     def _cancel(self, operation: Cancel) -> None:
         agent = self._end_flight(operation.attempt)
         replica = self._service.cancel(operation.attempt)
+        if agent.open is not None and agent.open.attempts > ABORTS_OF_A_TURN:
+            problem = f"dispatched turn {agent.turn_id} {agent.open.attempts} times to abort it"
+            raise self._error("Abort", problem)
         self._dispatch_failed(agent, operation.attempt, replica, operation.reason)
 
     def _dispatch_failed(self, agent: Agent, attempt: int, replica: str, reason: str) -> None:
@@ -427,23 +457,24 @@ class SimDriver:
         self._recorder.turn(record)
 
     def _check_progress(self) -> None:
-        """Nothing runs, nothing is to come but timers, and turns wait: for how long already?"""
-        waiting = self._plane.ledger.waiting
-        if not waiting or self._flights or self._plans or self.clock.pending[Priority.AGENT]:
-            self._stalled_since = None
-            return
-        if self._stalled_since is None:
-            self._stalled_since = self.clock.now
-        limit = nanoseconds(self.settings.starvation_limit_s)
-        if self.clock.now - self._stalled_since > limit:
-            raise self._starved(f"for {self.settings.starvation_limit_s:g} s")
+        """What a policy brings about by itself (plans, timers, turns it refused and that come
+        again) is no progress."""
+        unserved = self._plane.ledger.waiting or self._resends
+        elsewhere = self._flights or self.clock.pending[Priority.AGENT] > self._resends
+        problem = self._liveness.problem(self.clock.now, bool(elsewhere) or not unserved)
+        if problem is not None:
+            raise self._starved(problem)
 
     def _starved(self, how_long: str) -> SchedulerError:
         waiting = self._plane.ledger.waiting
         turn = next(iter(waiting), "none")
-        return SchedulerError(
-            self._plane.scheduler.name,
-            "no event",
-            self.clock.now,
-            f"left {len(waiting)} turn(s) waiting {how_long} with nothing running (first: {turn})",
-        )
+        problem = f"left {len(waiting)} turn(s) waiting {how_long} with nothing running"
+        if self._resends:
+            problem = f"refused {self._resends} turn(s) over and over, {how_long}"
+        return self._error("no event", f"{problem} (first: {turn})")
+
+    def _too_slow(self, what: str) -> str:
+        return f"took over {self.settings.decision_limit_s:g} s {what} (sim.decision_limit_s)"
+
+    def _error(self, event: str, problem: str) -> SchedulerError:
+        return SchedulerError(self._plane.scheduler.name, event, self.clock.now, problem)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from agentsched import SchedulerError
 from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
@@ -134,7 +135,9 @@ def simulate(
     makespan = driver.run()
     return SimOutcome(
         makespan,
-        scheduler.counters() | _engine_counters(engines) | driver.service_counters(),
+        _policy_counters(scheduler, makespan)
+        | _engine_counters(engines)
+        | driver.service_counters(),
         {f"step_time.{name}": step.source for name, step in steps.items()}
         | energy_facts(cluster.replicas, engines, meters, makespan)
         | _bound_facts(sessions, cluster, steps[cluster.replicas[0].id], workers, limit, engine),
@@ -145,6 +148,19 @@ def simulate(
             "plans": len(driver.planner_wall_s),
         },
     )
+
+
+def _policy_counters(scheduler: Scheduler, now: int) -> dict[str, float]:
+    try:
+        counters = dict(scheduler.counters())
+    except Exception as error:  # a policy may raise anything
+        problem = f"counters() raised {type(error).__name__}: {error}"
+        raise SchedulerError(scheduler.name, "the end of the run", now, problem) from error
+    for name, value in counters.items():
+        if not isinstance(name, str) or not isinstance(value, (int, float)):
+            problem = f"counters() gave {name!r}: {value!r}, not a name and a number"
+            raise SchedulerError(scheduler.name, "the end of the run", now, problem)
+    return counters
 
 
 def _bound_facts(
@@ -178,4 +194,5 @@ def _engine_counters(engines: dict[str, Engine]) -> dict[str, float]:
         "engine.preemptions": sum(s.preemptions for s in states),
         "engine.prefill_tokens": sum(s.prefill_tokens for s in states),
         "engine.decode_tokens": sum(s.decode_tokens for s in states),
+        "engine.steps": sum(s.steps for s in states),
     }

@@ -36,6 +36,9 @@ class SimSettings:
     """Tell the scheduler the true end of every tool call (a bound, not a real deployment)."""
     starvation_limit_s: float = 7200.0
     """Turns held this long while nothing runs at all fail the cell. Our choice."""
+    decision_limit_s: float = 120.0
+    """Real seconds that one decision, or one plan, may take before the cell fails; it never changes
+    a result. Our choice."""
     context_limit: int | None = None
     """Tokens of prompt and output a turn may have; None: the model's."""
     reported_kv_tokens: int | None = None
@@ -52,7 +55,9 @@ class SimSettings:
     record_decisions: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("sampling_interval_s", "starvation_limit_s", "bytes_per_token"):
+        if not self.sampling_interval_s >= 0.001:
+            raise ValueError("sampling_interval_s must be at least 0.001")
+        for name in ("starvation_limit_s", "decision_limit_s", "bytes_per_token"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
         for name in ("planner_latency_ms", "start_spread_s", "agent_retries", "retry_delay_s"):

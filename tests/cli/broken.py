@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,6 +63,35 @@ class Exits(RoutingScheduler):
 
     def choose(self, turn: Turn, cluster: ClusterView) -> Route:
         sys.exit("enough")
+
+
+class Interrupts(RoutingScheduler):
+    name, info = "interrupts", INFO
+
+    def choose(self, turn: Turn, cluster: ClusterView) -> Route:
+        raise KeyboardInterrupt
+
+
+class CountsWords(RoutingScheduler):
+    name, info = "counts-words", INFO
+
+    def choose(self, turn: Turn, cluster: ClusterView) -> Route:
+        return Route(turn.id, "r0")
+
+    def counters(self) -> dict[str, float]:
+        return {"turns": "many"}  # type: ignore[dict-item]
+
+
+class LeavesThreads(RoutingScheduler):
+    """Starts a thread that outlives the cell; draws from the global generators."""
+
+    name, info = "leaves-threads", INFO
+
+    def choose(self, turn: Turn, cluster: ClusterView) -> Route:
+        if turn.index == 0:
+            threading.Thread(target=time.sleep, args=(3600,)).start()
+        replicas = {replica.id for replica in cluster.replicas}
+        return Route(turn.id, random.choice([*replicas, "r0"]))
 
 
 class Crashes(RoutingScheduler):

@@ -150,7 +150,9 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
         ("NeverWakes", ["scheduler `never-wakes`", " s, on ", "wait"]),
         ("NamesUnknown", ["scheduler `names-unknown` at", "TurnArrived turn", "'r99'"]),
         ("Raises", ["scheduler `raises` at", "TurnArrived turn", "raised KeyError: 'gone'"]),
-        ("Exits", ["enough"]),
+        ("Exits", ["scheduler `exits` at", "TurnArrived turn", "raised SystemExit: enough"]),
+        ("CountsWords", ["scheduler `counts-words` at", "the end of the run", "'turns': 'many'"]),
+        ("Interrupts", ["unexpected KeyboardInterrupt"]),
         ("Crashes", ["the process of the cell died (signal SIGKILL)"]),
     ],
 )
@@ -169,6 +171,14 @@ def test_a_broken_scheduler_fails_its_own_cell_only(
     assert "1 of 2 cells done" in done.stdout
     assert list(summaries(tmp_path / "out")) == ["tiny+round-robin+4w+s0"]
     assert agentsched("report", "out", cwd=tmp_path).returncode == 0
+
+
+def test_careless_schedulers_neither_hang_nor_differ_from_run_to_run(tmp_path: Path) -> None:
+    spec = tiny_spec(tmp_path)
+    for out in ("one", "two"):
+        chosen = ["--scheduler", f"{BROKEN}:LeavesThreads"]
+        assert agentsched("run", spec, "-o", out, *chosen, cwd=tmp_path).returncode == 0
+    assert summaries(tmp_path / "one") == summaries(tmp_path / "two")
 
 
 def test_debug_shows_where_a_scheduler_raised(tmp_path: Path) -> None:

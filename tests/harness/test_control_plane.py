@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterable
+from itertools import repeat
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ from harness.control.records import Capacity
 from results.records import DecisionRecord
 from schedulers import events as ev
 from schedulers.base import AdmissionScheduler, SchedulerInfo
-from schedulers.commands import Abort, Command, Hold, Pause, Reject, Resume, Route, WakeAt
+from schedulers.commands import Abort, Command, Hold, Pause, Reject, Resume, Route, Solve, WakeAt
 from schedulers.types import Evidence, PromptRef, PromptRun, ToolSignal, Turn, Usage
 from schedulers.views import ClusterView
 
@@ -192,6 +194,24 @@ BROKEN: list[tuple[str, Decide]] = [
     ("cannot be aborted", lambda event, cluster: [Hold("a/0"), Abort(9)]),
     ("is not a command", lambda event, cluster: ["route it"]),  # type: ignore[list-item]
     ("annotation 'evil'", lambda event, cluster: [Route("a/0", "r0", None, {"evil": 1})]),
+    (
+        "annotation 'priority' is 'high'",
+        lambda event, cluster: [Route("a/0", "r0", None, {"priority": "high"})],
+    ),
+    ("retry_after_s nan", lambda event, cluster: [Reject("a/0", "no", float("nan"))]),
+    ("retry_after_s -1", lambda event, cluster: [Reject("a/0", "no", -1)]),
+    ("woken at 4e+18", lambda event, cluster: [Hold("a/0"), WakeAt(4e18)]),  # type: ignore[arg-type]
+    ("which is no text", lambda event, cluster: [Hold("a/0", why=b"x")]),  # type: ignore[arg-type]
+    (
+        "which is no function",
+        lambda event, cluster: [Hold("a/0"), Solve(1, None, None)],  # type: ignore[arg-type]
+    ),
+    ("more than 100,000 commands", lambda event, cluster: repeat(Hold("a/0"))),
+    ("raised SystemExit: 3", lambda event, cluster: sys.exit(3)),
+    (
+        "no attribute 'clear'",
+        lambda event, cluster: cluster.waiting.clear(),  # type: ignore[attr-defined]
+    ),
 ]
 
 
@@ -204,6 +224,49 @@ def test_broken_policies_fail_with_scheduler_event_and_time(problem: str, decide
     assert problem in message
     assert "`scripted` at 4.000000 s, on TurnArrived turn a/0" in message
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value"),
+    [
+        ("replica r0", "capacity_tokens", 10**9),
+        ("replica r0", "in_flight", 5),
+        ("replica r1", "queued_prefill_tokens", -1),
+        ("session b", "home", "r9"),
+        ("session b", "lifecycle", "paused"),
+        ("session b", "idle_since", 1),
+    ],
+)
+def test_what_a_policy_writes_into_the_view_is_found(
+    record: str, field: str, value: object
+) -> None:
+    def meddles(event: ev.Event, cluster: ClusterView) -> Iterable[Command]:
+        if isinstance(event, ev.TurnArrived):
+            yield Route(event.turn.id, "r0")
+        if event.now == 7:
+            kind, name = record.split()
+            found = cluster.replica(name) if kind == "replica" else cluster.sessions[name]
+            setattr(found, field, value)
+
+    plane = plane_with(meddles)
+    plane.handle(ev.TurnArrived(5, turn("a")))
+    plane.handle(ev.TurnArrived(6, turn("b")))
+    plane.handle(ev.TurnFailed(7, "a", "a/0", 1, "r0", "gone"))
+    with pytest.raises(SchedulerError, match=f"may only read: {record}: "):
+        plane.handle(ev.SessionClosed(8, "a", "failed"))
+
+
+def test_a_policy_sees_the_view_and_nothing_else() -> None:
+    seen: list[str] = []
+
+    def looks(event: ev.Event, cluster: ClusterView) -> Iterable[Command]:
+        seen.extend(name for name in dir(cluster) if not name.startswith("_"))
+        seen.extend(name for name in dir(cluster.replicas[0]) if "capacity" in name)
+        yield Hold("a/0")
+
+    plane_with(looks).handle(ev.TurnArrived(5, turn("a")))
+    view = [name for name in vars(ClusterView) if not name.startswith("_")]
+    assert sorted(seen) == sorted([*view, "capacity_tokens"])
 
 
 class Chaotic(AdmissionScheduler):

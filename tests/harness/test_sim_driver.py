@@ -10,13 +10,23 @@ from hypothesis import strategies as st
 
 from agentsched import SchedulerError
 from harness.capacity import resolve_cluster
+from harness.sim import liveness
 from harness.sim.engine_types import EngineParams
 from harness.sim.run import simulate
 from harness.sim.settings import Fault, SimSettings
 from harness.sim.tools import ToolPool, parallel_groups
 from schedulers.base import AdmissionScheduler, SchedulerInfo
-from schedulers.commands import Command, Hold, Reject, Route, WakeAt
-from schedulers.events import Event, SessionClosed, ToolHint, ToolStarted, TurnArrived
+from schedulers.commands import Abort, Command, Hold, Reject, Route, Solve, WakeAt
+from schedulers.events import (
+    DispatchFailed,
+    Event,
+    PlanReady,
+    SessionClosed,
+    Timer,
+    ToolHint,
+    ToolStarted,
+    TurnArrived,
+)
 from schedulers.registry import create, names
 from schedulers.types import NS
 from schedulers.views import ClusterView, Role
@@ -187,6 +197,55 @@ class HoldsForEver(AdmissionScheduler):
 def test_a_scheduler_that_never_serves_a_turn_fails_its_cell() -> None:
     with pytest.raises(SchedulerError, match=r"`holds-for-ever` .* left 1 turn\(s\) waiting"):
         play([TWO_TURNS], HoldsForEver(), settings=SimSettings(starvation_limit_s=60))
+
+
+class Stuck(AdmissionScheduler):
+    """Gets nowhere, in one of several ways."""
+
+    name = "stuck"
+    info = INFO
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.attempts = 0
+
+    def on_event(self, event: Event, cluster: ClusterView) -> Iterable[Command]:
+        if isinstance(event, TurnArrived) and self.how.startswith("refuses"):
+            yield Reject(event.turn.id, "no", 0.0 if self.how == "refuses at once" else 1.0)
+        elif isinstance(event, (TurnArrived, DispatchFailed)):
+            yield Route(event.turn.id, "r0") if self.how == "aborts" else Hold(event.turn.id)
+            if self.how == "aborts":
+                self.attempts += 1
+                yield Abort(self.attempts)
+        if self.how == "wakes" and isinstance(event, (TurnArrived, Timer)):
+            yield WakeAt(event.now)
+        if self.how in ("plans", "plans badly") and isinstance(event, (TurnArrived, PlanReady)):
+            yield Solve(1, 0, str if self.how == "plans" else (1).__truediv__)
+        while self.how == "thinks":
+            pass
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("refuses", r"refused 1 turn\(s\) over and over, for 60 s"),
+        ("refuses at once", "over and over, with more than .* steps at one instant"),
+        ("aborts", "on Abort: dispatched turn a/0 101 times"),
+        ("wakes", r"left 1 turn\(s\) waiting with more than .* steps at one instant"),
+        ("plans", r"left 1 turn\(s\) waiting for 60 s"),
+        ("plans badly", "on Solve: its solver raised ZeroDivisionError"),
+        ("thinks", "on TurnArrived turn a/0: took over 0.2 s to decide"),
+    ],
+)
+def test_a_scheduler_that_gets_nowhere_fails_its_cell(
+    how: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "STEPS_AT_ONCE", 1_000)
+    limits = SimSettings(starvation_limit_s=60, decision_limit_s=0.2, planner_latency_ms=500)
+    with pytest.raises(SchedulerError, match=words) as caught:
+        play([TWO_TURNS], Stuck(how), settings=limits)
+    assert "scheduler `stuck` at" in caught.value.message
 
 
 class Refuses(AdmissionScheduler):
