@@ -106,7 +106,7 @@ class RoutingScheduler(Scheduler):
     def on_event(self, event: Event, cluster: ClusterView) -> Iterable[Command]:
         self.observe(event, cluster)
         if isinstance(event, (TurnArrived, DispatchFailed)):
-            if self.healthy(cluster):
+            if any(replica.healthy for replica in cluster.replicas):
                 yield self.choose(event.turn, cluster)
             else:
                 yield Hold(event.turn.id, why="no healthy replica")

@@ -14,7 +14,9 @@ load_i alone, and the turn decodes on the decode replica with the fewest turns i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -121,8 +123,7 @@ class SMetric(RoutingScheduler):
 
     def choose(self, turn: Turn, cluster: ClusterView) -> Route:
         pool = prefillers(cluster)
-        candidates = self._candidates(turn, pool or serving(cluster))
-        chosen, why = self._pick(turn, candidates, colocated=not pool)
+        chosen, why = self._pick(turn, pool or serving(cluster), colocated=not pool)
         self._tree.insert(turn.prompt, chosen.replica.id, self._now)
         self._history[turn.session] = turn.prompt.bytes
         self._sent[turn.id] = Sent(chosen.replica.id, chosen.cost, self._now)
@@ -132,15 +133,21 @@ class SMetric(RoutingScheduler):
         decode = least_in_flight(serving(cluster))
         return Route(turn.id, decode.id, prefill=chosen.replica.id, why=why)
 
-    def may_stick(self, turn: Turn, prev: Candidate, candidates: list[Candidate]) -> bool:
-        """Whether a turn whose history is on `prev` may follow it; the first version: always."""
+    def may_stick(
+        self, turn: Turn, prev: Candidate, candidates: Callable[[], list[Candidate]]
+    ) -> bool:
+        """Whether a turn whose history is on `prev` may follow it; the first version: always.
+
+        `candidates` makes the numbers of all replicas, which costs time in large clusters.
+        """
         return True
 
     def observed(self, sent: Sent, seconds: float) -> None:
         """A streamed first token came `seconds` after the dispatch."""
 
-    def _candidates(self, turn: Turn, replicas: list[ReplicaView]) -> list[Candidate]:
-        matches = self._tree.match(turn.prompt)
+    def _candidates(
+        self, turn: Turn, replicas: list[ReplicaView], matches: dict[str, int]
+    ) -> list[Candidate]:
         length = turn.prompt.bytes / BYTES_PER_TOKEN
         candidates = []
         for replica in replicas:
@@ -154,15 +161,36 @@ class SMetric(RoutingScheduler):
         return candidates
 
     def _pick(
+        self, turn: Turn, replicas: list[ReplicaView], colocated: bool
+    ) -> tuple[Candidate, str]:
+        matches = self._tree.match(turn.prompt)
+        candidates = partial(self._candidates, turn, replicas, matches)
+        return self._stay(turn, replicas, matches, candidates) or self._balance(
+            turn, candidates(), colocated
+        )
+
+    def _stay(
+        self,
+        turn: Turn,
+        replicas: list[ReplicaView],
+        matches: dict[str, int],
+        candidates: Callable[[], list[Candidate]],
+    ) -> tuple[Candidate, str] | None:
+        """Where the turn's history is, if it may follow it."""
+        holders = [replica for replica in replicas if replica.id in matches]
+        if turn.prompt.assistant_messages == 0 or not holders:
+            return None
+        prev = min(self._candidates(turn, holders, matches), key=lambda c: (-c.matched, c.load))
+        history = min(self._history.get(turn.session, turn.prompt.bytes), turn.prompt.bytes)
+        hit = prev.matched > self.config.hit_ratio * history / BYTES_PER_TOKEN
+        if hit and self.may_stick(turn, prev, candidates):
+            return prev, f"stays with {prev.matched:.0f} cached tokens"
+        return None
+
+    def _balance(
         self, turn: Turn, candidates: list[Candidate], colocated: bool
     ) -> tuple[Candidate, str]:
         first_turn = turn.prompt.assistant_messages == 0
-        if not first_turn:
-            prev = min(candidates, key=lambda c: (-c.matched, c.load))
-            history = min(self._history.get(turn.session, turn.prompt.bytes), turn.prompt.bytes)
-            hit = prev.matched > self.config.hit_ratio * history / BYTES_PER_TOKEN
-            if hit and self.may_stick(turn, prev, candidates):
-                return prev, f"stays with {prev.matched:.0f} cached tokens"
         score = self.config.first_turn_score if first_turn else "product"
         scores = [self._score(c, score, colocated) for c in candidates]
         best = min(scores)

@@ -9,6 +9,7 @@ rate_i is the 90th percentile of the last 64 observed cost / TTFT of replica i, 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from random import Random
@@ -50,8 +51,10 @@ class SMetricSlo(SMetric):
         super().__init__(config, rng)
         self._rates: dict[str, deque[float]] = {}
 
-    def may_stick(self, turn: Turn, prev: Candidate, candidates: list[Candidate]) -> bool:
-        return self._meets(turn, prev) or not any(self._meets(turn, c) for c in candidates)
+    def may_stick(
+        self, turn: Turn, prev: Candidate, candidates: Callable[[], list[Candidate]]
+    ) -> bool:
+        return self._meets(turn, prev) or not any(self._meets(turn, c) for c in candidates())
 
     def observed(self, sent: Sent, seconds: float) -> None:
         # A fully cached prompt costs nothing and says nothing about speed (our choice).
