@@ -45,11 +45,12 @@ def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
 
 def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[str]:
     origin = " and ".join(workload.origins)
-    workers = ", ".join(map(str, workload.loads)) + " workers"
+    plural = "worker" if workload.loads == (1,) else "workers"
+    workers = ", ".join(map(str, workload.loads)) + f" {plural}"
     load = workers if workload.rate_per_s is None else "as they arrive"
     yield f"  workload    {workload.name} ({origin}): {load}"
     yield (
-        f"              {workload.sessions:,} sessions, {workload.turns:,} turns, "
+        f"              {_count(workload.sessions, 'session')}, {_count(workload.turns, 'turn')}, "
         f"{_millions(workload.prompt_tokens)} prompt and {_millions(workload.output_tokens)} "
         f"output tokens (first seed)"
     )

@@ -79,12 +79,11 @@ def run(
     )
     planned = plan(load_spec(spec, flags))
     folder = out if out is not None else Path("runs") / planned.spec.name
-    notes = console.notes()
     for line in plan_lines(planned, folder, jobs):
-        notes.print(line)
+        print(line, file=sys.stdout if dry_run else sys.stderr)
     if dry_run:
         return
-    with show_progress(notes, planned) as watcher:
+    with show_progress(console.notes(), planned) as watcher:
         result = execute(planned, folder, jobs=jobs, watcher=watcher)
     _conclude(result, debug=bool(context.find_root().params.get("debug")))
 

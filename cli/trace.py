@@ -66,7 +66,7 @@ def validate(trace: TRACE) -> None:
 
     sessions = load_trace(trace)
     turns = sum(len(session.turns) for session in sessions)
-    print(f"{trace}: valid, {len(sessions):,} sessions, {turns:,} turns")
+    print(f"{trace}: valid; sessions {len(sessions):,}, turns {turns:,}")
 
 
 @app.command("convert")

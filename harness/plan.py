@@ -253,7 +253,9 @@ def _arms(spec: RunSpec) -> tuple[Arm, ...]:
                     f"two schedulers are called `{cls.name}`", "give yours another `name`"
                 )
         settings = spec.scheduler_settings.get(cls.name, {})
-        with spec.locating("scheduler_settings", cls.name):
+        given = cls.name in spec.scheduler_settings
+        place = ("scheduler_settings", cls.name) if given else ("schedulers", index)
+        with spec.locating(*place):
             config = _configured(cls, settings)
         target = str(Path(target).resolve()) if _is_file(target) else target
         arms.append(Arm(cls.name, target, settings, config))
@@ -265,6 +267,9 @@ def _arms(spec: RunSpec) -> tuple[Arm, ...]:
                 f"settings for an unknown scheduler `{name}`",
                 f"schedulers of this run: {', '.join(arm.name for arm in arms)}",
             )
+        if name in registry.SHIPPED:  # a preset may hold settings for schedulers of other runs
+            with spec.locating("scheduler_settings", name):
+                registry.configure(registry.find(name), spec.scheduler_settings[name])
     return tuple(arms)
 
 
@@ -317,6 +322,10 @@ def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> Planne
         if path.is_file():
             name = path.name.removesuffix(".gz").removesuffix(".jsonl")
             source = str(path.resolve())
+        elif path.exists():
+            raise UsageError(
+                f"the trace {path} is no file", "a trace is read several times; give a plain file"
+            )
     sessions = load_workload(
         source, sessions=wanted.sessions, seed=spec.seeds[0], settings=wanted.settings
     )

@@ -27,14 +27,15 @@ def settings_from(spec: RunSpec, path: ValuePath, kind: type[T], values: Mapping
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = (*path, *problem["loc"])
+        remedy = CORRECT
         if problem["type"] == "value_error":
             message = problem["msg"].removeprefix("Value error, ")
         elif problem["type"] == "missing":
-            message = f"the field `{where[-1]}` is missing"
+            message, remedy = f"the field `{where[-1]}` is missing", "add it"
         else:
             given = json.dumps(problem["input"])[:60]
             message = f"`{where[-1]}` cannot be {given}: it must be {wanted(problem)}"
-        raise spec.error(where, message, CORRECT) from None
+        raise spec.error(where, message, remedy) from None
     stranger = _first_unknown(values, dataclasses.asdict(built), path)  # type: ignore[call-overload]
     if stranger is not None:
         guess = closest(str(stranger.path[-1]), stranger.known)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -28,6 +28,7 @@ from agentsched import InputError, UsageError
 from harness.overrides import Flags, lay_over
 from harness.specfile import (
     Document,
+    FlagError,
     ValuePath,
     closest,
     dotted,
@@ -50,7 +51,9 @@ def _listed(value: Any) -> Any:
 
 def _seed_list(value: Any) -> Any:
     """A count K stands for the seeds 0 to K-1."""
-    if type(value) is not int:
+    if isinstance(value, (float, str, bool)):
+        raise ValueError(f"`seeds` cannot be {value!r}; give a count, or a list of whole numbers")
+    if not isinstance(value, int):
         return value
     if not 1 <= value <= MAX_SEEDS:
         raise ValueError(f"{value} seeds; give a count from 1 to {MAX_SEEDS:,}, or a list")
@@ -133,7 +136,7 @@ class MemorySpec(_Model):
     """GPU memory that is neither weights nor KV cache."""
     block_size: Count | None = None
     """Tokens of a KV block."""
-    max_model_len: Count | None = None
+    max_model_len: Annotated[Count, Field(ge=2)] | None = None
     """Tokens of prompt and output of one turn."""
     kv_cache_dtype: Text | None = None
     """`float8` halves a bfloat16 cache."""
@@ -173,6 +176,14 @@ class RunSpec(_Model):
     """The paper whose setting this is; the report shows its figures beside ours."""
 
     _document: Document = PrivateAttr()
+
+    @field_validator("name")
+    @classmethod
+    def _a_folder_below_runs(cls, name: str) -> str:
+        path = PurePath(name)
+        if path.is_absolute() or ".." in path.parts or path.name == "" or not name.isprintable():
+            raise ValueError(f"`name` cannot be {name!r}: it names a folder below runs/")
+        return name
 
     @field_validator("workloads")
     @classmethod
@@ -222,7 +233,7 @@ class RunSpec(_Model):
         """Make usage errors raised inside name the place in the specification they concern."""
         try:
             yield
-        except InputError:
+        except (InputError, FlagError):
             raise
         except UsageError as error:
             raise self.error(path, error.message, error.remedy) from None
@@ -324,10 +335,11 @@ def _explained(document: Document, error: ValidationError) -> UsageError:
     field = str(path[-1]) if path else "?"
     if kind == "missing":
         where = f" of {dotted(path[:-1])}" if path[:-1] else ""
+        by_flag = not document.text or isinstance(document.place(path[:-1]), str)
         return document.error(
             path[:-1],
             f"the field `{field}`{where} is missing",
-            f"add `{field}: ...`" if document.text else f"give it as {_flag_for(field)}",
+            f"give it as {_flag_for(field)}" if by_flag else f"add `{field}: ...`",
         )
     if kind == "extra_forbidden":
         known = _fields_at(path[:-1])
@@ -368,6 +380,8 @@ _WANTED = {
     "tuple_type": "a list",
     "dict_type": "a mapping of names to values",
     "model_type": "a mapping of fields to values",
+    "dataclass_type": "a mapping of fields to values",
+    "dataclass_exact_type": "a mapping of fields to values",
     "too_short": "a list of at least {min_length}",
     "greater_than": "more than {gt}",
     "greater_than_equal": "{ge} or more",

@@ -24,6 +24,11 @@ MAX_VALUES = 20_000
 ValuePath = tuple[str | int, ...]
 """Where a value is in the document: keys and list positions from the root."""
 
+
+class FlagError(UsageError):
+    """A flag of the command line is wrong; the message names it."""
+
+
 _STANDARD_TAG = "tag:yaml.org,2002:"
 
 
@@ -74,7 +79,7 @@ class Document:
         """An error that names the file, line and field, or the flag, that `path` came from."""
         place = self.place(path)
         if isinstance(place, str):
-            return UsageError(f"{place}: {message}", remedy)
+            return FlagError(f"{place}: {message}", remedy)
         if not self.text:
             return UsageError(message, remedy)
         field = dotted(path) or None
@@ -156,8 +161,9 @@ def override(document: Document, path: ValuePath, value: Any, flag: str) -> Docu
     """
     data = _replaced(document.data, path, value, flag, ())
     places = {p: place for p, place in document.places.items() if p[: len(path)] != path}
-    for length in range(1, len(path) + 1):
-        places.setdefault(path[:length], flag)
+    if path[:1] not in places:
+        places[path[:1]] = flag
+    places[path] = flag
     return replace(document, data=data, places=places)
 
 

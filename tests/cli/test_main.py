@@ -155,7 +155,7 @@ def test_bad_traces_name_line_and_field(
 def test_a_valid_trace_is_told_so(tmp_path: Path) -> None:
     done = agentsched("trace", "validate", tiny_trace(tmp_path), cwd=tmp_path)
     assert done.returncode == 0
-    assert "valid, 8 sessions, 32 turns" in done.stdout
+    assert "valid; sessions 8, turns 32" in done.stdout
 
 
 def test_trace_stat_counts(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def test_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     done = agentsched("run", spec, "--dry-run", cwd=tmp_path)
     assert done.returncode == 0
-    assert "cells       1" in done.stderr
+    assert "cells       1" in done.stdout
+    assert done.stderr == ""
     assert sorted(tmp_path.iterdir()) == before
 
 

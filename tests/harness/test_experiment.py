@@ -85,6 +85,26 @@ def test_engine_blocks_and_limits_come_from_the_memory_plan(tmp_path: Path) -> N
             SpecError,
             "has no settings",
         ),
+        (
+            {"workloads": [{"name": ".", "workers": 1}]},
+            SpecError,
+            "is no file",
+        ),
+        (
+            {"scheduler_settings": {"tao": {"x": 1}}},
+            SpecError,
+            "field `scheduler_settings.tao`: scheduler `tao` has no setting `x`",
+        ),
+        (
+            {"sim": {"sampling_interval_s": 1e-300}},
+            SpecError,
+            "sampling_interval_s must be at least 0.001",
+        ),
+        (
+            {"sim": {"kv_link": 5}},
+            SpecError,
+            "`kv_link` cannot be 5: it must be a mapping of fields to values",
+        ),
         ({"model": "glm-4.7"}, SpecError, "glm-4.7 does not fit replica r0"),
         ({"engine_settings": {"max_num_seqs": 0}}, SpecError, "`max_num_seqs` must be at least 1"),
         ({"engine_settings": {"block_size": 16}}, SpecError, "set memory.block_size"),

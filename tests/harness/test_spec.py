@@ -243,7 +243,19 @@ def test_everything_may_come_from_flags() -> None:
     assert (spec.model, spec.workloads[0].name, spec.name) == ("m", "w", "run")
 
 
+def test_a_flag_is_named_for_its_own_value_only(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, GOOD, workloads=["x"], workers=[2])
+    with pytest.raises(UsageError, match="--workload x: odd"), spec.locating("workloads", 0):
+        raise UsageError("odd", "none")
+    with pytest.raises(UsageError) as caught, spec.locating("workloads"):
+        raise spec.error(("workloads", 0, "workers"), "odd", "none")
+    assert caught.value.message == "--workers 2: odd", "told once"
+
+
 def test_what_flags_lack_is_told_as_a_flag() -> None:
+    with pytest.raises(UsageError) as missing:
+        load_spec("quickstart", Flags(workloads=["x"]))
+    assert missing.value.remedy == "give it as --workers"
     with pytest.raises(UsageError) as caught:
         load_spec(None, Flags(model="m", workloads=["w"], workers=[2], schedulers=["tao"]))
     assert "`topology` is missing" in caught.value.message
@@ -270,6 +282,11 @@ def test_what_flags_lack_is_told_as_a_flag() -> None:
         ({"engine": "vllm"}, "--engine vllm: this version does not run"),
         ({"schedulers": ["tao", "tao"]}, "--scheduler tao --scheduler tao: scheduler `tao`"),
         ({"workloads": ["x"]}, "--workload x: the field `workers` of workloads.0 is missing"),
+        ({"assignments": ["name=../x"]}, "--set name=../x: `name` cannot be '../x'"),
+        ({"assignments": ["name=/x"]}, "it names a folder below runs/"),
+        ({"assignments": ["name=.."]}, "it names a folder below runs/"),
+        ({"assignments": ["seeds=1.5"]}, "`seeds` cannot be 1.5; give a count"),
+        ({"assignments": ["memory.max_model_len=1"]}, "`max_model_len` cannot be 1"),
     ],
 )
 def test_wrong_flags_are_named(tmp_path: Path, flags: dict[str, Any], words: str) -> None:
@@ -312,7 +329,7 @@ def test_settings_take_the_place_of_defaults(tmp_path: Path) -> None:
         ("sampling_interval_s: '1'", "field `sim.sampling_interval_s`: `sampling_interval_s`"),
         ("agent_retries: 1.5", "must be a whole number"),
         ("agent_retries: true", "must be a whole number"),
-        ("sampling_interval_s: 0", "sampling_interval_s must be above 0"),
+        ("sampling_interval_s: 0", "sampling_interval_s must be at least 0.001"),
         ("faults: [{at_s: 1, replica: r0}]", "the field `kind` is missing"),
         ("faults: [{at_s: 1, replica: r0, kind: lost, x: 1}]", "unknown field `x`"),
     ],
