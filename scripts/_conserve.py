@@ -14,11 +14,19 @@ SESSIONS = 200
 
 
 def run_of(
-    report: Study, preset: str, name: str | None = None, settings: Sequence[str] = ()
+    report: Study,
+    preset: str,
+    name: str | None = None,
+    settings: Sequence[str] = (),
+    schedulers: Sequence[str] | None = None,
 ) -> Run:
     """The cells of a preset."""
     return report.play(
-        f"conserve-{name or preset}", f"conserve/{preset}", sessions=SESSIONS, settings=settings
+        f"conserve-{name or preset}",
+        f"conserve/{preset}",
+        sessions=SESSIONS,
+        settings=settings,
+        schedulers=schedulers,
     )
 
 
