@@ -26,11 +26,6 @@ PARAMETERS = {
     "tao.parameter.default_duration": "default_duration_s",
     "tao.parameter.margin_delta": "margin_delta",
 }
-HEADLINES = {
-    "tao.headline.latency": "latency",
-    "tao.headline.ttft": "ttft",
-    "tao.headline.decode": "decode",
-}
 NO_CAUSE = ("reproduced", "shown")
 READING = """
 All figures of ours are **simulated**: no GPU took part, sessions are generated from published
@@ -76,8 +71,6 @@ def _judged(claim: Claim, found: Mapping[str, Outcome]) -> tuple[Claim, Outcome]
     if claim.id in PARAMETERS:
         value = getattr(TaoConfig(), PARAMETERS[claim.id])
         return claim, _shown(claim, f"{value:g}", "the default setting")
-    if claim.id in HEADLINES:
-        return claim, _shown(claim, "see the settings below", "the largest of twelve settings")
     return claim, Outcome(
         claim.id, claim.text(), "n/a", "not testable", 0, "", "No script has measured it yet."
     )
