@@ -90,7 +90,11 @@ def _table(report: Study) -> Group:
         "DeepSeek-V4 Flash, 32 workers",
         f"{hit:.2f} % is what never-evicted sessions of this length reach.",
     )
-    report.notes.append(_verdict_of("kv not scarce", group, ARMS))
+    report.notes.append(_verdict_of("kv not scarce, 32 workers", group, ARMS))
+    more = report.play(
+        "tao-ablation-64", "tao/ablation", sessions=96, workers=[64], schedulers=ARMS
+    )
+    report.notes.append(_verdict_of("kv not scarce, 64 workers", by_workers(more)[0], ARMS))
     return group
 
 
