@@ -5,9 +5,9 @@ python -m scripts.smetric_balance
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from results.drawing import legend_below, looks, new_axes, styled
+from results.drawing import looks, new_axes, styled
 from results.groups import Group
 from scripts._reproduce import Scale, Study, level_rows, main
 from scripts._smetric import PRESETS, group_of, run_of
@@ -34,7 +34,7 @@ def _figure(groups: dict[str, Group]) -> Figure:
     figure, axes = new_axes(2, 2, 5.6)
     names = list(dict.fromkeys(name for group in groups.values() for name in group.schedulers))
     style_of = looks(names)
-    seen: set[str] = set()
+    drawn: dict[str, Any] = {}
     for place, (setting, group) in enumerate(groups.items()):
         axis = axes[divmod(place, 2)]
         for name in group.schedulers:
@@ -43,16 +43,15 @@ def _figure(groups: dict[str, Group]) -> Figure:
             if across is None or up is None:
                 continue
             look = style_of[name]
-            axis.plot(
+            (drawn[name],) = axis.plot(
                 [across.mean], [up.mean], look.marker, color=look.colour, ms=7, label=name,
                 linestyle="none",
             )  # fmt: skip
-            seen.add(name)
         axis.set_title(setting)
         axis.set_xlabel("load imbalance (1 is even)")
         axis.set_ylabel("cache hit (%)")
         axis.margins(0.15)
-    legend_below(figure, axes[0, 0], len(seen))
+    figure.legend(list(drawn.values()), list(drawn), loc="outside lower center", ncols=5)
     return figure
 
 
