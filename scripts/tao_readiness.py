@@ -47,14 +47,14 @@ def study(scale: Scale) -> None:
     report.table("Levels, mean over seeds with 95 % interval", rows)
     panels: list[tuple[str, dict[str, Estimate | None], dict[str, float]]] = [
         (
-            f"{profile.removeprefix('swe-bench-')}: {what}",
+            f"{'short' if profile.endswith('short') else 'long'}: {what}",
             {name: group.figures(tag)[name].estimate for name in ARMS},
             {},
         )
         for profile, group in groups.items()
         for tag, what in (
             ("decode_tps", "decode (tok/s)"),
-            ("tool_end_to_first_token_mean", "tool end to token (s)"),
+            ("tool_end_to_first_token_mean", "tool to token (s)"),
         )
     ]
     report.finish(("tao_readiness", bars(panels)))
