@@ -33,7 +33,9 @@ distributions, step times come from tables (A40: a roofline; GLM-4.7: a proxy's)
 ConServe were implemented from summaries of their papers, so a figure that points the other way says
 that our reading does not show the effect, not that the paper is wrong. Sessions are fewer than the
 papers' task budgets (each table says n and the scripts say how many); mechanisms are not scaled.
-Nothing was tuned to make a verdict. `make reproduce` makes this page and everything beside it.
+Where schedulers tie, ours can come out a hair below zero, since the best of several baselines is
+chosen anew in each resample. Nothing was tuned to make a verdict. `make reproduce` makes this page
+and everything beside it.
 """
 
 

@@ -208,10 +208,16 @@ def _judge(
             report.judge_groups(claim_id, of, f"{setting.name}, {setting.profiles[0]}", why)
             claim = claim_named(claim_id)
             for group in of:
-                label = f"{setting.name}, {group.workers}: {WORDS[claim.metric]}"
+                label = f"{_place(setting, claim)}, {group.workers}: {WORDS[claim.metric]}"
                 if workers != 0 or len(of) > 1:
                     rows.append((label, claim, ours_for(group, claim)))
     return rows
+
+
+def _place(setting: Setting, claim: Claim) -> str:
+    model = setting.name.partition(",")[0]
+    task = (claim.workload or "").removeprefix("swe-bench-").replace("-bench-2", "-Bench 2")
+    return model if task == model.lower() else f"{model}, {task.capitalize()}"
 
 
 def _why(group: Group) -> str:
