@@ -57,6 +57,7 @@ class AgentschedError(Exception):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+        self.add_note(f"try: {remedy}")  # for those who call from Python and see a traceback
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default pickling calls cls(*args), which subclasses with other signatures break;
@@ -159,6 +160,26 @@ _EXPORTS = {
     "Route": "schedulers.commands",
     "WakeAt": "schedulers.commands",
 }
+
+
+__all__ = [
+    "AdmissionScheduler",
+    "AgentschedError",
+    "Hold",
+    "Pause",
+    "Reject",
+    "Resume",
+    "Route",
+    "RoutingScheduler",
+    "Scheduler",
+    "WakeAt",
+    "load_run",
+    "run",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -38,6 +39,13 @@ def notes() -> Console:
     return Console(
         stderr=True, width=width(), markup=False, highlight=False, emoji=False, soft_wrap=True
     )
+
+
+def never_fail_on_encoding() -> None:
+    """What the terminal's encoding lacks is shown as `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def print_error(error: AgentschedError) -> None:

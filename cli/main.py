@@ -96,6 +96,7 @@ def _options(
 
 def main() -> None:
     """Run the command line on sys.argv; leaves with one of the documented exit codes."""
+    console.never_fail_on_encoding()
     arguments = sys.argv[1:]
     if "--debug" in arguments:
         arguments = ["--debug", *(word for word in arguments if word != "--debug")]

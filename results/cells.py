@@ -27,6 +27,7 @@ _REMEDIES = {
     errno.EACCES: "make the folder writable for this user, or choose another with `-o`",
     errno.EPERM: "make the folder writable for this user, or choose another with `-o`",
     errno.ENOLCK: "the file system has no locks: choose a folder on a local disk with `-o`",
+    errno.EEXIST: "a file stands where a folder is needed: choose another folder with `-o`",
     errno.ENOTDIR: "a file stands where a folder is needed: choose another folder with `-o`",
     errno.ENAMETOOLONG: "choose a shorter folder name with `-o`",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,8 +36,14 @@ class Look:
     marker: str
 
 
+def quiet_matplotlib() -> None:
+    """Where it cannot keep a font cache it says so at length; figures come out all the same."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+
 def looks(schedulers: Sequence[str]) -> dict[str, Look]:
     """One look a scheduler, in the order given."""
+    quiet_matplotlib()
     import seaborn as sns
 
     palette = sns.color_palette("colorblind", 10)
@@ -55,6 +62,7 @@ def looks(schedulers: Sequence[str]) -> dict[str, Look]:
 @contextmanager
 def style() -> Iterator[None]:
     """Plain, with thin grid lines; text in SVG stays as drawn whatever fonts the reader has."""
+    quiet_matplotlib()
     import matplotlib
 
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "grid.color")

@@ -97,6 +97,10 @@ class Run:
     def table(self, cell: CellId, kind: str) -> pd.DataFrame:
         """`turns`, `sessions` or `replicas` of one finished cell."""
         path = self.path / "cells" / cell.name / f"{kind}.parquet"
+        if not path.is_file():
+            raise RunDirectoryError(
+                f"{path}: missing", "remove the folder it is in and give the `agentsched run` again"
+            )
         with disk(path, "read"):
             try:
                 frame: pd.DataFrame = parquet.read_table(path).to_pandas()

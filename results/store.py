@@ -27,6 +27,15 @@ from results.writer import CellWriter
 
 CellStatus = Literal["done", "failed", "partial", "missing"]
 
+_SUMMARY: dict[str, Any] = {
+    "cell": dict,
+    "metrics": dict,
+    "makespan_s": (int, float),
+    "counters": dict,
+    "facts": dict,
+}
+"""What a summary must hold to be worked with."""
+
 _OURS = {".lock", "spec.yaml", "spec.yaml.tmp", "manifest.json", "manifest.json.tmp", "cells"}
 
 
@@ -110,7 +119,8 @@ class RunStore:
 
     def states(self) -> list[CellState]:
         """Planned cells in the order of the plan, then others found on disk."""
-        planned = [CellId.from_dict(value) for value in self.manifest.get("cells", ())]
+        place = self.path / "manifest.json"
+        planned = [_cell_id(value, place) for value in self.manifest.get("cells", ())]
         found: dict[CellId, int] = {}
         folder = self.path / "cells"
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -121,8 +131,20 @@ class RunStore:
         return [self._state(cell, found.get(cell, 0)) for cell in [*planned, *extra]]
 
     def summary(self, cell: CellId) -> dict[str, Any]:
-        """What `summary.json` of a done cell holds."""
-        return _read_json(self._folder(cell) / "summary.json")
+        """What `summary.json` of a done cell holds.
+
+        Raises:
+            RunDirectoryError: unreadable, or without what every summary has.
+        """
+        path = self._folder(cell) / "summary.json"
+        summary = _read_json(path)
+        for field, kind in _SUMMARY.items():
+            if not isinstance(summary.get(field), kind):
+                raise _damaged(path, f"no `{field}`")
+        for tag, entry in summary["metrics"].items():
+            if not isinstance(entry, dict) or not {"value", "n"} <= entry.keys():
+                raise _damaged(path, f"metric `{tag}`")
+        return summary
 
     def close(self) -> None:
         if self._lock is not None:
@@ -149,7 +171,8 @@ class RunStore:
             return CellState(cell, "done", path, None, attempts)
         if (path / "error.json").exists():
             what = _read_json(path / "error.json")
-            return CellState(cell, "failed", path, f"{what['error']}: {what['message']}", attempts)
+            said = f"{what.get('error', 'failed')}: {what.get('message', 'it does not say why')}"
+            return CellState(cell, "failed", path, said, attempts)
         return CellState(cell, "partial" if path.exists() else "missing", path, None, attempts)
 
 
@@ -204,7 +227,8 @@ def _settle(root: Path, spec_text: str, new: dict[str, Any]) -> dict[str, Any]:
         if "spec" in old and "spec" in new:
             changed = differences(old["spec"], json.loads(canonical_json(new["spec"])))
         else:
-            before = (root / "spec.yaml").read_text("utf-8").splitlines()
+            with disk(root / "spec.yaml", "read"):
+                before = (root / "spec.yaml").read_text("utf-8").splitlines()
             after = spec_text.splitlines()
             changed = [f"`{line}`" for line in before if line not in after]
             changed += [f"`{line}` (new)" for line in after if line not in before]
@@ -257,7 +281,14 @@ def _forget(lock: int, root: Path) -> None:
 def _cell_of(entry: Path) -> CellId | None:
     if not (entry / "cell.json").is_file():
         return None
-    return CellId.from_dict(_read_json(entry / "cell.json"))
+    return _cell_id(_read_json(entry / "cell.json"), entry / "cell.json")
+
+
+def _cell_id(value: Any, path: Path) -> CellId:
+    try:
+        return CellId.from_dict(value)
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(path, "names no cell") from None
 
 
 def _read_manifest(root: Path) -> dict[str, Any]:
@@ -267,6 +298,12 @@ def _read_manifest(root: Path) -> dict[str, Any]:
             f"{root}: layout {manifest.get('layout')!r}, but this version reads layout {LAYOUT}",
             "report it with the agentsched version that its manifest names, or run it again",
         )
+    try:
+        label_of(manifest)
+    except ValueError as error:
+        raise _damaged(root / "manifest.json", str(error)) from None
+    if not isinstance(manifest.get("cells", []), list):
+        raise _damaged(root / "manifest.json", "`cells` is no list")
     return manifest
 
 
@@ -276,9 +313,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise RunDirectoryError(
-            f"{path}: damaged ({error})", "remove the folder it is in and run the cell again"
-        ) from error
+        raise _damaged(path, str(error)) from error
     if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path}: damaged (not an object)", "remove it and run again")
+        raise _damaged(path, "not an object")
     return value
+
+
+def _damaged(path: Path, how: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path}: damaged ({how})", f"remove {path.parent} and give the `agentsched run` again"
+    )

@@ -199,3 +199,31 @@ def test_a_reader_that_goes_away_is_no_error_message(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert done.stdout.strip() in {"0", "1"}
+
+
+def test_a_terminal_without_unicode_and_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    assert agentsched("run", tiny_spec(tmp_path), "-o", "out", cwd=tmp_path).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "agentsched", "report", "out"],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONIOENCODING": "ascii", "HOME": "/proc"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"round-robin" in done.stdout
+    assert (tmp_path / "out/report.html").exists()
+
+
+def test_from_python_everything_promised_is_there_and_errors_say_what_to_do(tmp_path: Path) -> None:
+    script = "from agentsched import *\nassert load_run and Route\nrun('quickstrt')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "UsageError: no preset and no file named `quickstrt`" in done.stderr
+    assert "try: did you mean `quickstart`?" in done.stderr

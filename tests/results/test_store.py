@@ -342,6 +342,37 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         _ = load_run(path).partial
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("cells/{cell}/summary.json", "{}", "damaged (no `cell`)"),
+        ("cells/{cell}/summary.json", "[]", "damaged (not an object)"),
+        ("cells/{cell}/cell.json", '{"workload": 1}', "damaged (names no cell)"),
+        ("manifest.json", '{"layout": 1}', "damaged (a manifest needs a label"),
+        ("manifest.json", '{"layout": 1, "label": "simulated", "cells": 3}', "`cells` is no list"),
+        ("manifest.json", '{"layout": 1, "label": "simulated", "cells": [{}]}', "names no cell"),
+    ],
+)
+def test_files_that_lack_what_they_must_hold_are_named(
+    tmp_path: Path, file: str, content: str, words: str
+) -> None:
+    path = write_run(tmp_path / "run", schedulers=["tao"], seeds=1)
+    damaged = path / file.format(cell=CellId("swe-bench-verified", "tao", 4, 0).name)
+    damaged.write_text(content)
+    with pytest.raises(RunDirectoryError) as caught:
+        load_run(path)
+    assert caught.value.message.startswith(f"{damaged}: ")
+    assert words in caught.value.message
+
+
+def test_a_table_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", schedulers=["tao"], seeds=1)
+    cell = CellId("swe-bench-verified", "tao", 4, 0)
+    (path / "cells" / cell.name / "turns.parquet").unlink()
+    with pytest.raises(RunDirectoryError, match=r"turns\.parquet: missing"):
+        _ = load_run(path).turns
+
+
 def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     writer = CellWriter(tmp_path, CELL, "simulated")
     writer._files["turns"].close()
