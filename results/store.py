@@ -142,7 +142,8 @@ class RunStore:
             if not isinstance(summary.get(field), kind):
                 raise _damaged(path, f"no `{field}`")
         for tag, entry in summary["metrics"].items():
-            if not isinstance(entry, dict) or not {"value", "n"} <= entry.keys():
+            known = isinstance(entry, dict) and {"value", "n"} <= entry.keys()
+            if not known or not isinstance(entry["value"], (int, float, type(None))):
                 raise _damaged(path, f"metric `{tag}`")
         return summary
 
@@ -304,6 +305,9 @@ def _read_manifest(root: Path) -> dict[str, Any]:
         raise _damaged(root / "manifest.json", str(error)) from None
     if not isinstance(manifest.get("cells", []), list):
         raise _damaged(root / "manifest.json", "`cells` is no list")
+    workloads = manifest.get("workloads", {})
+    if not isinstance(workloads, dict) or not all(isinstance(w, dict) for w in workloads.values()):
+        raise _damaged(root / "manifest.json", "`workloads` does not say what they are")
     return manifest
 
 

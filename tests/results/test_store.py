@@ -348,6 +348,16 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         ("cells/{cell}/summary.json", "{}", "damaged (no `cell`)"),
         ("cells/{cell}/summary.json", "[]", "damaged (not an object)"),
         ("cells/{cell}/cell.json", '{"workload": 1}', "damaged (names no cell)"),
+        (
+            "cells/{cell}/summary.json",
+            '{"cell":{},"makespan_s":1,"counters":{},"facts":{},"metrics":{"a":{"n":1,"value":"x"}}}',
+            "metric `a`",
+        ),
+        (
+            "manifest.json",
+            '{"layout": 1, "label": "simulated", "workloads": {"a": 1}}',
+            "`workloads` does not say",
+        ),
         ("manifest.json", '{"layout": 1}', "damaged (a manifest needs a label"),
         ("manifest.json", '{"layout": 1, "label": "simulated", "cells": 3}', "`cells` is no list"),
         ("manifest.json", '{"layout": 1, "label": "simulated", "cells": [{}]}', "names no cell"),
