@@ -34,6 +34,8 @@ class DynamoThunderAgentConfig(ThunderAgentConfig):
     "The port marks as the original does."
     aging_s: float = 0.0
     "The port has none."
+    lease_idle_s: float = 0.0
+    "The port has none."
     pause_above: float = 0.95
     "thunderagent_router."
     pause_to: float = 0.80

@@ -66,6 +66,11 @@ class ThunderAgentConfig:
     "Repair: a failed or abandoned turn ends as a finished one does."
     idle_ttl_s: float = 600.0
     "Repair: an acting session unseen for this long leaves the books; 0: never. Dynamo's port."
+    lease_idle_s: float = 60.0
+    """Repair: while a turn waits that fits nowhere, sessions unseen for this long leave the books,
+    longest first; 0: never. Those that never call release would keep others out until
+    `idle_ttl_s`. As a third party's lease variant, which has 30 s; 60 s is our choice, above the
+    longest tool call of mini-swe-agent."""
     count_future_pauses: bool = True
     "Repair: marking stops once the marked sessions' tokens will make enough room."
     count_in_flight: bool = True
@@ -253,27 +258,47 @@ class ThunderAgent(AdmissionScheduler):
             yield from self.relieve(replica, now, cluster)
 
     def _expire(self, now: int, cluster: ClusterView) -> Iterator[Command]:
-        if self.config.idle_ttl_s <= 0:
-            return
-        limit = now - round(self.config.idle_ttl_s * NS)
-        for account in list(self.accounts.all.values()):
-            if not account.reasoning and account.last_seen <= limit:
-                if account.replica is not None:
-                    yield from self.pause(account, now, cluster, "unseen for too long")
-                self.accounts.close(account)
-                self._counts["expired"] += 1
+        if self.config.idle_ttl_s > 0:
+            for account in self._unseen(self.config.idle_ttl_s, now):
+                yield from self._drop(account, now, cluster, "unseen for too long")
+        if self.config.lease_idle_s > 0:
+            yield from self._end_leases(now, cluster)
 
-    def resume_waiting(self, now: int, cluster: ClusterView) -> Iterator[Command]:
-        room = {
+    def _end_leases(self, now: int, cluster: ClusterView) -> Iterator[Command]:
+        unseen = [a for a in self._unseen(self.config.lease_idle_s, now) if a.replica is not None]
+        unseen.sort(key=lambda a: a.last_seen, reverse=True)
+        waiting = [_queued(a) for a in self.accounts.queue.values() if a.reasoning]
+        buffer = self.config.buffer_tokens
+        while unseen:
+            room = list(self._rooms(now, cluster).items())
+            if len(short_first_plan(waiting, room, buffer)) == len(waiting):
+                return
+            yield from self._drop(unseen.pop(), now, cluster, "unseen while others wait")
+
+    def _unseen(self, seconds: float, now: int) -> list[Account]:
+        limit = now - round(seconds * NS)
+        return [a for a in self.accounts.all.values() if not a.reasoning and a.last_seen <= limit]
+
+    def _drop(
+        self, account: Account, now: int, cluster: ClusterView, why: str
+    ) -> Iterator[Command]:
+        """Off the books; its next turn is a new session's, to the rules."""
+        if account.replica is not None:
+            yield from self.pause(account, now, cluster, why)
+        self.accounts.close(account)
+        self._counts["expired"] += 1
+
+    def _rooms(self, now: int, cluster: ClusterView) -> dict[str, int]:
+        return {
             r.id: int(self.resume_room(r, now, cluster))
             for r in serving(cluster)
             if r.capacity_tokens is not None
         }
+
+    def resume_waiting(self, now: int, cluster: ClusterView) -> Iterator[Command]:
+        room = self._rooms(now, cluster)
         yield from self._resume_aged(room, now, cluster)
-        queued = [
-            Queued(a.session, queue_class(a.step, a.reasoning), a.queued_tokens, a.tokens)
-            for a in self.accounts.queue.values()
-        ]
+        queued = [_queued(a) for a in self.accounts.queue.values()]
         for session, replica in short_first_plan(
             queued, list(room.items()), self.config.buffer_tokens
         ):
@@ -390,6 +415,11 @@ class ThunderAgent(AdmissionScheduler):
         session = cluster.sessions.get(account.session)
         if session is not None and session.lifecycle == "active":
             yield Pause(account.session, why=why)
+
+
+def _queued(account: Account) -> Queued:
+    kind = queue_class(account.step, account.reasoning)
+    return Queued(account.session, kind, account.queued_tokens, account.tokens)
 
 
 def _waits_since(account: Account, now: int) -> int:

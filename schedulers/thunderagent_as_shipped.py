@@ -24,6 +24,7 @@ from schedulers.thunderagent import ThunderAgent, ThunderAgentConfig
 class AsShippedConfig(ThunderAgentConfig):
     finish_on_all_exits: bool = False
     idle_ttl_s: float = 0.0
+    lease_idle_s: float = 0.0
     count_future_pauses: bool = False
     count_in_flight: bool = False
     failover: bool = False

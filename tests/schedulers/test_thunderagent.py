@@ -289,7 +289,7 @@ def test_parallel_turns_keep_a_session_reasoning_until_the_last_ends() -> None:
 
 
 def test_idle_sessions_leave_the_books_after_600_seconds() -> None:
-    driver = start()
+    driver = start(lease_idle_s=0.0)
     driver.arrive("a", 800)
     driver.finish("a")
     assert held(driver.arrive("b", 100))
@@ -440,3 +440,37 @@ def test_refuses_an_interval_that_never_ends() -> None:
     with pytest.raises(ValueError, match="interval_s"):
         ThunderAgentConfig(interval_s=0.0)
     assert AsShippedConfig().idle_ttl_s == 0.0
+
+
+# Sessions that end without saying so.
+
+
+def test_unseen_sessions_leave_when_a_turn_fits_nowhere_longest_unseen_first() -> None:
+    driver = start()
+    driver.arrive("a", 300)
+    driver.finish("a")
+    driver.advance(2.0)
+    driver.arrive("b", 300)
+    driver.finish("b")
+    driver.advance(20.0)
+    assert held(driver.arrive("c", 300))  # 1000 - 600 - 200 = 200 < 400
+    # At 60 s both are unseen for less than 60 s or just so: a since 0 s, b since 2 s.
+    assert places(driver.advance(37.9)) == []
+    # At 60 s a leaves: 1000 - 300 - 100 = 600 >= 400. b keeps its place.
+    assert places(driver.advance(0.2)) == [("c", "r0")]
+    assert driver.scheduler.counters()["expired"] == 1.0
+    driver.finish("c")
+    assert not held(driver.arrive("b", 300))
+
+
+def test_nobody_leaves_while_every_waiting_turn_fits_or_where_leases_are_off() -> None:
+    driver = start()
+    driver.arrive("a", 300)
+    driver.finish("a")
+    driver.advance(599.0)
+    assert driver.scheduler.counters()["expired"] == 0.0
+    shipped = start(ThunderAgentAsShipped)
+    shipped.arrive("a", 700)
+    shipped.finish("a")
+    assert held(shipped.arrive("b", 300))
+    assert places(shipped.advance(900.0)) == []
