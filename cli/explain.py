@@ -20,6 +20,6 @@ def explain(
 
     loaded = load_run(run)
     for cell in cells_with(loaded, session, scheduler, seed):
-        print(f"{cell.workload}, {cell.scheduler}, {cell.workers} workers, seed {cell.seed}:")
+        print(f"{cell.title}:")
         for line in explain_session(loaded.decisions(cell), session):
             print(line)

@@ -87,7 +87,7 @@ class _Bar(_Tally):
     def ended(self, cell: CellId, failure: CellFailure | None) -> None:
         super().ended(cell, failure)
         if failure is not None:
-            self.notes.print(f"{_title(cell)}: failed")
+            self.notes.print(f"{cell.title}: failed")
         self._show()
 
     def _show(self) -> None:
@@ -105,8 +105,4 @@ class _Lines(_Tally):
         left = elapsed * (self.total_turns - self.turns) / max(self.turns, 1)
         remaining = f"; about {duration(left)} left" if self.ended_cells < self.cells else ""
         how = "failed" if failure is not None else "done"
-        self.notes.print(f"[{self.ended_cells}/{self.cells}] {_title(cell)}: {how}{remaining}")
-
-
-def _title(cell: CellId) -> str:
-    return f"{cell.workload}, {cell.scheduler}, {cell.workers} workers, seed {cell.seed}"
+        self.notes.print(f"[{self.ended_cells}/{self.cells}] {cell.title}: {how}{remaining}")

@@ -319,13 +319,9 @@ def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> Planne
     name = source = wanted.name
     if wanted.name not in workload_names():
         path = spec.path_of(wanted)
-        if path.is_file():
+        if path.exists():
             name = path.name.removesuffix(".gz").removesuffix(".jsonl")
             source = str(path.resolve())
-        elif path.exists():
-            raise UsageError(
-                f"the trace {path} is no file", "a trace is read several times; give a plain file"
-            )
     sessions = load_workload(
         source, sessions=wanted.sessions, seed=spec.seeds[0], settings=wanted.settings
     )

@@ -68,7 +68,7 @@ class ArrivalsSpec(_Model):
     """Sessions that arrive by themselves (open loop), instead of workers that take them up."""
 
     rate_per_s: Annotated[
-        tuple[Annotated[Number, Field(gt=0)], ...], BeforeValidator(_listed), Field(min_length=1)
+        tuple[Annotated[Number, Field(ge=1e-6)], ...], BeforeValidator(_listed), Field(min_length=1)
     ]
     """Mean sessions a second, Poisson; one cell for each rate. A seed gives all rates the same
     gaps but for their scale."""

@@ -48,6 +48,11 @@ class CellId:
         workload, scheduler = _safe(self.workload), _safe(self.scheduler)
         return f"{workload}+{scheduler}+{self.workers}w+s{self.seed}"
 
+    @property
+    def title(self) -> str:
+        """In words, e.g. `swe-bench-verified, tao, 96 workers, seed 0`."""
+        return f"{self.workload}, {self.scheduler}, {load_words(self.workers)}, seed {self.seed}"
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -59,6 +64,13 @@ class CellId:
             int(value["workers"]),
             int(value["seed"]),
         )
+
+
+def load_words(workers: int) -> str:
+    """`96 workers`; 0 stands for sessions that come by themselves."""
+    if workers == 0:
+        return "open loop"
+    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
 def _safe(text: str) -> str:

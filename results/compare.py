@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentsched import GateFailedError, UsageError
+from results.cells import load_words
 from results.formatting import number, signed
 from results.groups import Group, groups_of, metric_named
 from results.metrics import BY_TAG, MAIN, Metric
@@ -83,7 +84,7 @@ class Pair:
     @property
     def name(self) -> str:
         names = dict.fromkeys((self.before[1], self.after[1]))
-        return f"{self.workload}, {self.workers} workers, {' -> '.join(names)}"
+        return f"{self.workload}, {load_words(self.workers)}, {' -> '.join(names)}"
 
     def change(self, metric: Metric) -> Change:
         old, new = (
@@ -193,7 +194,7 @@ def _match(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair],
         old, new = olds.get(key), news.get(key)
         if old is None or new is None:
             which = "second" if old is None else "first"
-            unmatched.append(f"{key[0]}, {key[1]} workers: in the {which} run alone")
+            unmatched.append(f"{key[0]}, {load_words(key[1])}: in the {which} run alone")
             continue
         names = [name for name in old.schedulers if name in new.schedulers]
         couples = [(name, name) for name in names]
@@ -203,7 +204,7 @@ def _match(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair],
         taken = {name for couple in couples for name in couple}
         for group, which in ((old, "first"), (new, "second")):
             unmatched += [
-                f"{key[0]}, {key[1]} workers, {name}: in the {which} run alone"
+                f"{key[0]}, {load_words(key[1])}, {name}: in the {which} run alone"
                 for name in group.schedulers
                 if name not in taken
             ]

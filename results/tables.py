@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from results.cells import load_words
 from results.formatting import interval, level, percent, signed, tight_interval
 from results.groups import Figure, Group, groups_of, metric_named
 from results.metrics import BY_TAG, MAIN, Metric
@@ -87,7 +88,7 @@ def table_of(group: Group, tags: Sequence[str] = MAIN) -> MetricTable:
         entries = tuple(_entry(figures[metric.tag][name]) for metric in metrics)
         rows.append(Row(name, group.label, entries))
         rows += _published_rows(group, name, metrics)
-    parts = [group.workload, f"{group.workers} workers" if group.workers else "open loop"]
+    parts = [group.workload, load_words(group.workers)]
     parts += [str(group.facts[key]) for key in ("model", "topology") if key in group.facts]
     return MetricTable(", ".join(parts), metrics, tuple(rows), _captions(group, metrics), group)
 

@@ -92,8 +92,12 @@ def _recorded(name_or_path: str) -> list[Session]:
     entry = _shipped(name_or_path)
     if entry is None:
         path = Path(name_or_path)
-        if not path.is_file():
+        if not path.exists():
             raise _unknown(name_or_path)
+        if not path.is_file():
+            raise UsageError(
+                f"the trace {path} is no file", "a trace is read several times; give a plain file"
+            )
         return load_trace(path)
     found = load_trace(shipped_file(entry))
     return [s for s in found if entry.workloads is None or s.workload in entry.workloads]

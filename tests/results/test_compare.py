@@ -59,7 +59,7 @@ def test_single_schedulers_of_two_names_are_compared(tmp_path: Path) -> None:
     before = made(tmp_path / "a", {0: 1.0}, scheduler="tao")
     after = made(tmp_path / "b", {0: 2.0}, scheduler="mine")
     found = compare(before, after, ["ttft_mean"])
-    assert [pair.name for pair in found.pairs] == ["w, 1 workers, tao -> mine"]
+    assert [pair.name for pair in found.pairs] == ["w, 1 worker, tao -> mine"]
 
 
 def test_what_only_one_run_holds_is_said(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_gate(tmp_path: Path, gate: str, trips: bool) -> None:
     found = compare(before, after, ["ttft_mean"], [gate])
     assert bool(found.failures) == trips
     if trips:
-        with pytest.raises(GateFailedError, match="is met by w, 1 workers, s"):
+        with pytest.raises(GateFailedError, match="is met by w, 1 worker, s"):
             found.check()
     else:
         found.check()

@@ -342,6 +342,15 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         _ = load_run(path).partial
 
 
+def test_titles_say_the_load() -> None:
+    titles = [CellId("w", "tao", workers, 3).title for workers in (96, 1, 0)]
+    assert titles == [
+        "w, tao, 96 workers, seed 3",
+        "w, tao, 1 worker, seed 3",
+        "w, tao, open loop, seed 3",
+    ]
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
