@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from agentsched import AgentschedError, __version__
 from cli import console
+from cli.calibrate import calibrate
 from cli.compare import compare
 from cli.emulate import emulate
 from cli.explain import explain
@@ -72,6 +73,7 @@ app.command("emulate")(emulate)
 app.command("top")(top)
 app.command("verify-log")(verify_log)
 app.command("validate")(validate)
+app.command("calibrate")(calibrate)
 app.command("list")(list_names)
 app.add_typer(trace_app, name="trace")
 

@@ -82,7 +82,15 @@ def simulate(
     contents = ContentIndex(engine.block_size)
     check_faults(settings.faults, [r.id for r in cluster.replicas])
     steps: Mapping[str, SourcedStepTime] = step_times or {
-        r.id: step_time_for(cluster.model, r) for r in cluster.replicas
+        r.id: step_time_for(
+            cluster.model,
+            r,
+            host_fixed_us=settings.host_fixed_us,
+            host_prefill_us=settings.host_prefill_us,
+            host_per_seq_us=settings.host_per_seq_us,
+            bandwidth_scale=settings.bandwidth_scale,
+        )
+        for r in cluster.replicas
     }
     meters = {name: MeteredSteps(step) for name, step in steps.items()}
     first = cluster.replicas[0].gpu

@@ -53,6 +53,12 @@ class SimSettings:
     fault_scenario: FaultScenario | None = None
     """Failures at random, beside `faults`."""
     record_decisions: bool = True
+    host_fixed_us: float | None = None
+    """Scalars beside the step-time tables, as `agentsched calibrate` fits them; None: the profile
+    that ships for the GPU kind."""
+    host_prefill_us: float | None = None
+    host_per_seq_us: float | None = None
+    bandwidth_scale: float | None = None
 
     def __post_init__(self) -> None:
         if not self.sampling_interval_s >= 0.001:
