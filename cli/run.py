@@ -50,6 +50,14 @@ def run(
         typer.Option(min=1, help="Cells at the same time; as many as cores unless given."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    saturate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TAG<=VALUE",
+            help="Instead, find the most workers that meet this, as ttft.p95<=2, between the "
+            "smallest and largest of --workers.",
+        ),
+    ] = None,
 ) -> None:
     """Run every workload under every scheduler and keep what happened in a run folder.
 
@@ -77,6 +85,11 @@ def run(
         seeds=seeds,
         assignments=assignments or (),
     )
+    if saturate is not None:
+        from cli.saturate import search
+
+        search(spec, flags, saturate, out, jobs)
+        return
     planned = plan(load_spec(spec, flags))
     folder = out if out is not None else Path("runs") / planned.spec.name
     for line in plan_lines(planned, folder, jobs):
