@@ -6,12 +6,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: quickstart reproduce test lint format bench-gateway clean help
+.PHONY: quickstart reproduce test lint format bench-gateway clean help bench-sim
 
 help:
 	@echo "make quickstart   install, run the quickstart comparison (simulated), show the report"
 	@echo "make reproduce    the papers' tables and figures, simulated (an hour on two cores at most)"
 	@echo "make test         install what tests need; ruff, mypy and pytest"
+	@echo "make bench-sim    speed of the simulator, against Dynamo's replay too, and its growth (an hour)"
 	@echo "make lint         ruff and mypy only"
 	@echo "make format       let ruff rewrite the files"
 	@echo "make bench-gateway  cost of the gateway beside other routers (PEERS=folder of their programs)"
@@ -37,6 +38,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench-sim: $(VENV)/installed
+	$(BIN)/python scripts/bench_sim.py --install --page docs/simulator-speed.md
+	$(BIN)/python scripts/growth.py --page docs/simulator-speed.md --plot docs/img/growth
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

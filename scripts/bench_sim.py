@@ -281,7 +281,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = page(duelled, skipped, speeds)
     print(text)
     if given.page is not None:
-        given.page.write_text(text, "utf-8")
+        # The section on growth is scripts/growth.py's.
+        before = given.page.read_text("utf-8") if given.page.is_file() else ""
+        _, found, growth = before.partition("\n## Growth\n")
+        given.page.write_text(text + found + growth, "utf-8")
     if given.out is not None:
         figures: dict[str, Any] = {
             "dynamo": [asdict(duel) for duel in duelled],

@@ -38,6 +38,8 @@ MEMORY_LIMIT_KB = 2.0
 """For each finished turn."""
 WORKERS_PER_REPLICA = 12
 
+SECTION = "## Growth"
+
 Axis = Literal["sessions", "replicas"]
 
 
@@ -225,6 +227,33 @@ def plot(points: Sequence[Point], path: Path) -> None:
     plt.close(figure)
 
 
+def read(path: Path) -> list[Point]:
+    """Points that `--out` wrote."""
+    rows = json.loads(path.read_text("utf-8"))
+    return [Point(Job(**row.pop("job")), **row) for row in rows]
+
+
+def add_to(page: Path, points: Sequence[Point], missed: Sequence[str], figure: Path | None) -> None:
+    """Put the section on growth at the end of the page, in place of the one that is there."""
+    text = page.read_text("utf-8") if page.is_file() else "# Speed of the simulator\n"
+    lines = [
+        text.split(f"\n{SECTION}\n")[0].rstrip(),
+        "",
+        SECTION,
+        "",
+        f"Generated sessions of `{WORKLOAD}` on Qwen3-32B replicas of 2xH100, records written to "
+        "disk. Goal: over a tenfold step a turn takes less than "
+        f"{TIME_LIMIT:g} times as long, and no turn leaves {MEMORY_LIMIT_KB:g} KB of memory.",
+        "",
+        *table(points),
+        "",
+        *(missed or ["All within the limits."]),
+    ]
+    if figure is not None:
+        lines += ["", f"![Cost of a turn as the simulation grows](img/{figure.name}.svg)"]
+    page.write_text("\n".join(lines) + "\n", "utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--schedulers", nargs="*", default=["round-robin", "smetric"])
@@ -232,16 +261,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--top", type=int, default=100, help="largest factor: 1, 10 or 100")
     parser.add_argument("-o", "--out", type=Path, help="figures as JSON")
     parser.add_argument("--plot", type=Path, help="path of the figure, without its ending")
+    parser.add_argument("--page", type=Path, help="page of the documentation; adds to it")
+    parser.add_argument("--figures", type=Path, help="show these (JSON of --out), measure nothing")
     given = parser.parse_args(arguments)
-    points = []
-    for job in jobs(given.schedulers, given.base, given.top):
-        points.append(measure(job))
-        print(table(points[-1:])[-1], flush=True)
+    points = read(given.figures) if given.figures is not None else []
+    if not points:
+        for job in jobs(given.schedulers, given.base, given.top):
+            points.append(measure(job))
+            print(table(points[-1:])[-1], flush=True)
     print("\n".join(table(points)))
     missed = verdicts(points)
     print("\n".join(missed) if missed else "all within the limits")
     if given.plot is not None:
         plot(points, given.plot)
+    if given.page is not None:
+        add_to(given.page, points, missed, given.plot)
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps([asdict(p) for p in points], indent=1) + "\n", "utf-8")
