@@ -77,6 +77,10 @@ class Outcome:
     """What it hangs on, in numbers; why it could not be tested."""
 
 
+STATES = "states.json"
+"""Study -> digest of the code that made its output."""
+
+
 @dataclass
 class Study:
     """One reproduction script's output."""
@@ -194,9 +198,16 @@ class Study:
             (out / f"{name}.png").write_bytes(to_png(figure, dpi=110))
         text = json.dumps([asdict(one) for one in self.outcomes], indent=1, ensure_ascii=False)
         (out / f"{self.name}.claims.json").write_text(text + "\n", "utf-8")
+        self._note_state(out / STATES)
         print(f"{self.title}")
         for one in self.outcomes:
             print(f"  {one.id:<46} published {one.published:<16} ours {one.ours}: {one.verdict}")
+
+    def _note_state(self, path: Path) -> None:
+        """Which state of the code this study's output is from."""
+        states = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        states[self.name] = code_digest()
+        path.write_text(json.dumps(states, indent=1, sort_keys=True) + "\n", "utf-8")
 
     def _markdown(self, figures: Sequence[str]) -> str:
         lines = [f"# {self.title}", "", "Simulated.", ""]

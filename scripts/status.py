@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.plan import code_digest
 from results.published import SIZE_TOLERANCE, VERDICTS, Claim, claims, tally
 from schedulers.tao_config import TaoConfig
-from scripts._reproduce import Outcome, Scale, main, markdown
+from scripts._reproduce import STATES, Outcome, Scale, main, markdown
 
 PAPERS = {"tao": "TAO", "smetric": "SMetric", "conserve": "ConServe"}
 PARAMETERS = {
@@ -45,10 +44,7 @@ def write(scale: Scale) -> None:
     rows = [_judged(claim, found) for claim in claims()]
     lines = ["# What of the papers' figures shows here", ""]
     lines += [*_totals(rows), *READING.strip().splitlines(), ""]
-    lines += [
-        f"State of the code: `{code_digest()}` (harness, schedulers, workloads, results).",
-        "",
-    ]
+    lines += [*_states(scale.out), ""]
     lines += _thresholds()
     for paper, title in PAPERS.items():
         own = [(claim, row) for claim, row in rows if claim.paper == paper]
@@ -57,6 +53,19 @@ def write(scale: Scale) -> None:
     (scale.out / "STATUS.md").write_text("\n".join(lines).rstrip() + "\n", "utf-8")
     counts = tally(row.verdict for _, row in rows)
     print(", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def _states(folder: Path) -> list[str]:
+    """Which state of the code made which study's output."""
+    states: dict[str, str] = json.loads((folder / STATES).read_text("utf-8"))
+    studies: dict[str, list[str]] = {}
+    for study, digest in sorted(states.items()):
+        studies.setdefault(digest, []).append(study)
+    lines = ["State of the code (harness, schedulers, workloads, results) behind the figures:", ""]
+    for digest, names in sorted(studies.items(), key=lambda item: -len(item[1])):
+        shown = ", ".join(f"`{name}`" for name in names)
+        lines.append(f"- `{digest}`: {shown if len(studies) > 1 else 'all studies'}")
+    return lines
 
 
 def _outcomes(folder: Path) -> dict[str, Outcome]:
