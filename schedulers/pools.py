@@ -14,8 +14,9 @@ def serving(cluster: ClusterView) -> list[ReplicaView]:
     Those of role `mixed` or `decode`; prefill replicas only if nothing else is left (an engine
     that exports KV can also decode).
     """
-    healthy = [replica for replica in cluster.replicas if replica.healthy]
-    return [replica for replica in healthy if replica.role != "prefill"] or healthy
+    everyone = cluster.replicas
+    pool = [replica for replica in everyone if replica.healthy and replica.role != "prefill"]
+    return pool or [replica for replica in everyone if replica.healthy]
 
 
 def prefillers(cluster: ClusterView) -> list[ReplicaView]:
@@ -23,9 +24,10 @@ def prefillers(cluster: ClusterView) -> list[ReplicaView]:
 
     Empty in a colocated cluster, and where nothing else is healthy: then they serve whole turns.
     """
-    healthy = [replica for replica in cluster.replicas if replica.healthy]
-    pool = [replica for replica in healthy if replica.role == "prefill"]
-    return pool if len(pool) < len(healthy) else []
+    everyone = cluster.replicas
+    pool = [replica for replica in everyone if replica.role == "prefill" and replica.healthy]
+    others = pool and any(replica.healthy and replica.role != "prefill" for replica in everyone)
+    return pool if others else []
 
 
 def least_in_flight(replicas: Sequence[ReplicaView]) -> ReplicaView:

@@ -177,9 +177,14 @@ class SMetric(RoutingScheduler):
         candidates: Callable[[], list[Candidate]],
     ) -> tuple[Candidate, str] | None:
         """Where the turn's history is, if it may follow it."""
-        holders = [replica for replica in replicas if replica.id in matches]
-        if turn.prompt.assistant_messages == 0 or not holders:
+        if turn.prompt.assistant_messages == 0:
             return None
+        most = max(
+            (matches[replica.id] for replica in replicas if replica.id in matches), default=0
+        )
+        if most == 0:
+            return None
+        holders = [replica for replica in replicas if matches.get(replica.id) == most]
         prev = min(self._candidates(turn, holders, matches), key=lambda c: (-c.matched, c.load))
         history = min(self._history.get(turn.session, turn.prompt.bytes), turn.prompt.bytes)
         hit = prev.matched > self.config.hit_ratio * history / BYTES_PER_TOKEN
