@@ -23,8 +23,9 @@ def search(
     """
     from harness.saturation import parse_goal, saturate
     from harness.spec import load_spec
+    from results.metrics import BY_TAG
 
-    goal = parse_goal(goal_text)
+    goal = parse_goal(goal_text, {tag: metric.unit for tag, metric in BY_TAG.items()})
     folder = out if out is not None else Path("runs") / f"{load_spec(spec, flags).name}-saturation"
     found = saturate(spec, flags, goal, folder, jobs=jobs, done=_tell)
     print(f"\nMost workers with {goal}:")

@@ -8,7 +8,7 @@ run folder of its own; the same search again continues where it stopped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,6 @@ from agentsched import UsageError
 from harness.experiment import Watcher, execute
 from harness.plan import plan
 from harness.spec import RunSpec, load_spec
-from results.metrics import BY_TAG
 from results.store import load_run
 
 if TYPE_CHECKING:
@@ -35,17 +34,21 @@ class Goal:
     most: bool
     """The metric must not be above the bound, else not below."""
     bound: float
+    unit: str
 
     def met(self, value: float | None) -> bool:
         """Whether a value meets it; one that is not known does not."""
         return value is not None and (value <= self.bound if self.most else value >= self.bound)
 
     def __str__(self) -> str:
-        return f"{self.tag} {'<=' if self.most else '>='} {self.bound:g} {BY_TAG[self.tag].unit}"
+        return f"{self.tag} {'<=' if self.most else '>='} {self.bound:g} {self.unit}"
 
 
-def parse_goal(text: str) -> Goal:
+def parse_goal(text: str, units: Mapping[str, str]) -> Goal:
     """The goal in `ttft.p95<=2` (or `ttft_p95<=2`).
+
+    Args:
+        units: every metric's unit by its tag.
 
     Raises:
         UsageError: not of that form, or no such metric.
@@ -55,11 +58,11 @@ def parse_goal(text: str) -> Goal:
         raise UsageError(f"`{text}` is no objective", "write it as ttft.p95<=2 or decode_tps>=900")
     tag, sign, bound = found.groups()
     tag = tag.replace(".", "_").replace("-", "_")
-    if tag not in BY_TAG:
-        near = ", ".join(t for t in BY_TAG if t.startswith(tag.split("_")[0])) or "ttft_p95"
+    if tag not in units:
+        near = ", ".join(t for t in units if t.startswith(tag.split("_")[0])) or "ttft_p95"
         raise UsageError(f"no metric `{tag}`", f"for example: {near}")
     try:
-        return Goal(tag, sign == "<=", float(bound))
+        return Goal(tag, sign == "<=", float(bound), units[tag])
     except ValueError:
         raise UsageError(f"`{bound}` is no number", "write it as ttft.p95<=2") from None
 

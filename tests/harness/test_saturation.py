@@ -13,7 +13,9 @@ from agentsched import UsageError
 from cli.main import app
 from harness.overrides import Flags
 from harness.saturation import Goal, Probe, bisect, parse_goal, saturate
+from results.metrics import BY_TAG
 
+UNITS = {tag: metric.unit for tag, metric in BY_TAG.items()}
 SPEC = """
 name: small
 model: qwen3-32b
@@ -34,20 +36,20 @@ def test_the_largest_load_that_meets_the_goal(low: int, span: int, limit: int) -
 
 
 def test_objectives() -> None:
-    assert parse_goal("ttft.p95<=2") == Goal("ttft_p95", True, 2.0)
-    assert parse_goal(" decode_tps >= 900 ") == Goal("decode_tps", False, 900.0)
-    assert str(parse_goal("ttft.p95<=2")) == "ttft_p95 <= 2 s"
-    goal = parse_goal("ttft_p95<=2")
+    assert parse_goal("ttft.p95<=2", UNITS) == Goal("ttft_p95", True, 2.0, "s")
+    assert parse_goal(" decode_tps >= 900 ", UNITS) == Goal("decode_tps", False, 900.0, "tok/s")
+    assert str(parse_goal("ttft.p95<=2", UNITS)) == "ttft_p95 <= 2 s"
+    goal = parse_goal("ttft_p95<=2", UNITS)
     assert (goal.met(2.0), goal.met(2.01), goal.met(None)) == (True, False, False)
     for wrong in ("ttft_p95", "ttft_p95<2", "speed<=2", "ttft_p95<=e"):
         with pytest.raises(UsageError):
-            parse_goal(wrong)
+            parse_goal(wrong, UNITS)
 
 
 def test_a_search_finds_where_the_objective_is_lost(tmp_path: Path) -> None:
     spec = tmp_path / "small.yaml"
     spec.write_text(SPEC)
-    goal = parse_goal("tpot_mean<=32")
+    goal = parse_goal("tpot_mean<=32", UNITS)
     (found,) = saturate(spec, Flags(), goal, tmp_path / "runs", jobs=1)
     by_load = {probe.workers: probe for probe in found.probes}
     assert found.workers is not None
@@ -75,4 +77,4 @@ def test_several_workloads_are_refused(tmp_path: Path) -> None:
         SPEC.replace("]\nsch", ", {name: tb2-terminus2, sessions: 2, workers: 1}]\nsch")
     )
     with pytest.raises(UsageError, match="one workload"):
-        saturate(spec, Flags(), parse_goal("ttft_p95<=2"), tmp_path / "runs")
+        saturate(spec, Flags(), parse_goal("ttft_p95<=2", UNITS), tmp_path / "runs")
