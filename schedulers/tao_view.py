@@ -25,15 +25,18 @@ def room(
     if replica.capacity_tokens is None:
         return UNLIMITED
     used = 0.0
+    sessions, tokens_of = cluster.sessions, cluster.tokens
+    half_life = config.acting_half_life_s * NS if decayed_at >= 0 else 0.0
     for name in replica.sessions:
-        session = cluster.sessions[name]
-        tokens: float = cluster.tokens(name)
+        session = sessions[name]
         if session.phase == "acting":
-            tokens *= config.acting_weight
-            if decayed_at >= 0 and config.acting_half_life_s > 0 and session.idle_since is not None:
-                idle = decayed_at - session.idle_since
-                tokens *= 2.0 ** (-idle / (config.acting_half_life_s * NS))
-        used += tokens + BUFFER_TOKENS
+            # Nothing of it runs, so its context is what its last turn left.
+            tokens = session.tokens * config.acting_weight
+            if half_life > 0 and session.idle_since is not None:
+                tokens *= 2.0 ** (-(decayed_at - session.idle_since) / half_life)
+            used += tokens + BUFFER_TOKENS
+        else:
+            used += tokens_of(name) + BUFFER_TOKENS
     return int(replica.capacity_tokens - used)
 
 
@@ -74,19 +77,20 @@ def is_candidate(session: SessionView, now: int, config: TaoConfig) -> bool:
 def queue_key(session: SessionView) -> tuple[int, int, str]:
     """Order of the waiting pool: class, since when it waits, id."""
     waiting = session.waiting_since
-    since = waiting if waiting is not None else session.paused_at
-    return queue_class(steps(session), bool(session.waiting)), since or 0, session.id
+    if waiting is None:
+        return queue_class(steps(session), False), session.paused_at or 0, session.id
+    return queue_class(steps(session), True), waiting, session.id
 
 
 def candidates(cluster: ClusterView, now: int, config: TaoConfig) -> list[SessionView]:
     """The waiting pool in queue order, at most `max_candidates`."""
-    pool = [s for s in cluster.sessions.values() if is_candidate(s, now, config)]
+    pool = [s for s in cluster.sessions.values() if s.home is None and is_candidate(s, now, config)]
     return sorted(pool, key=queue_key)[: config.max_candidates]
 
 
 def is_only_candidate(name: str, cluster: ClusterView, now: int, config: TaoConfig) -> bool:
     """Whether the waiting pool is this session alone."""
-    others = (s for s in cluster.sessions.values() if s.id != name)
+    others = (s for s in cluster.sessions.values() if s.home is None and s.id != name)
     return is_candidate(cluster.sessions[name], now, config) and not any(
         is_candidate(s, now, config) for s in others
     )
