@@ -67,9 +67,10 @@ NOTES = (
     "On one replica with an ample cache the two agree step for step. With evictions they free "
     "cached blocks in different orders, and preempt at different moments.",
     "Over several replicas, turns go round robin in order of arrival, so two turns that change "
-    "places in one of the two move all later ones to other replicas. Near the edge of thrashing "
-    "small differences grow: no bound there; the last column says how far our own result moves "
-    "when sessions arrive 1 ms later.",
+    "places in one of the two move all later ones to other replicas. The last column says how "
+    "far our own makespan moves when every other session arrives 1 ms later: differences within "
+    "that are chance, and the bounds on several replicas say that no more than chance is left. "
+    "Near the edge of thrashing small differences grow: no bound there.",
 )
 
 

@@ -17,9 +17,9 @@ _MAKESPAN_LIMIT = 2.0
 ABOUT = (
     "Runs of vLLM 0.19.0 that LLMServingSim recorded (measured), replayed by our engine loop with "
     "the runs' flags (simulated). One host term is fitted on Llama-3.1-8B, on mean end-to-end "
-    "time; the other runs are predicted. Signed error in percent; in brackets LLMServingSim's own "
-    "error on the same run (published). Single-turn and saturated: throughput and queueing are "
-    "tested, not caching."
+    "time; the other runs are predicted. Signed error in percent; below each run LLMServingSim's "
+    "own error on it (published). Single-turn and saturated: throughput and queueing are tested, "
+    "not caching."
 )
 
 
@@ -38,24 +38,21 @@ def gpu_finding() -> Finding:
 
 def _table(runs: list[RunErrors], hits: bool) -> Table:
     counts = {run.name: len(run.requests) for run in shipped_runs()}
-    rows = [
-        (
-            run.run + (" (fitted on)" if run.fitted else ""),
-            str(counts[run.run]),
-            *(_cell(run, *column) for column in _COLUMNS),
-            _cell(run, "makespan", "total"),
-        )
-        for run in runs
-    ]
+    columns = (*_COLUMNS, ("makespan", "total"))
+    rows = []
+    for run in runs:
+        name = run.run + (" (fitted on)" if run.fitted else "")
+        found = {(row.metric, row.statistic): row for row in run.rows}
+        ours = [f"{found[column].error:+.1f}" for column in columns]
+        theirs = [_known(found[column].published_error) for column in columns]
+        rows += [(name, str(counts[run.run]), *ours), ("- published", "", *theirs)]
     heads = tuple(f"{metric.upper()} {statistic}" for metric, statistic in _COLUMNS)
     title = "Prefix hits " + ("counted" if hits else "off")
     return Table(title, ("run", "requests", *heads, "makespan"), tuple(rows))
 
 
-def _cell(run: RunErrors, metric: str, statistic: str) -> str:
-    row = next(row for row in run.rows if (row.metric, row.statistic) == (metric, statistic))
-    beside = "" if row.published_error is None else f" ({row.published_error:+.1f})"
-    return f"{row.error:+.1f}{beside}"
+def _known(error: float | None) -> str:
+    return "" if error is None else f"{error:+.1f}"
 
 
 def _bounds(run: RunErrors) -> list[Bound]:
