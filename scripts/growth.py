@@ -210,13 +210,14 @@ def plot(points: Sequence[Point], path: Path) -> None:
                 dashes=False, ax=ax, legend=row == 0 and column == 0,
             )  # fmt: skip
             ax.set(xscale="log", xlabel=axis if row else "", ylabel=label if column == 0 else "")
-            ax.set_ylim(bottom=0)
+            top = max(frame[value].max(), MEMORY_LIMIT_KB if value == "kb" else 0.0)
+            ax.set_ylim(0, 1.12 * top)
             if value == "kb":
                 ax.axhline(MEMORY_LIMIT_KB, color="0.5", linestyle="--", linewidth=1)
                 ax.text(
-                    0.02, 0.93, "limit", transform=ax.get_yaxis_transform(), color="0.4",
-                    va="bottom",
-                ).set_y(MEMORY_LIMIT_KB)  # fmt: skip
+                    0.98, MEMORY_LIMIT_KB, "limit", transform=ax.get_yaxis_transform(),
+                    color="0.4", ha="right", va="bottom",
+                )  # fmt: skip
             sizes = sorted(part["size"].unique())
             ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
             ax.minorticks_off()
