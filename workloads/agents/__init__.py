@@ -1,0 +1,1 @@
+"""Real agents as workloads: their tasks, and the client processes that run them."""
