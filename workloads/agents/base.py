@@ -1,10 +1,15 @@
 """What a driver of real agents offers: tasks, and a client process that runs them one by one.
 
 Agents run in client processes of their own, because their SDKs are slow and may crash. A client
-process serves one worker: it reads one JSON object a line (an `Assignment`) from standard input,
-runs the agent on it, and writes one JSON object a line to standard output (`ClientEvent`s, the
-last of an assignment being `ended`), then waits for the next. What agents print goes to standard
-error. A process that dies fails the session it was running; the next one gets a new process.
+process serves one worker: it says `ready` when it has imported what it needs, reads one JSON object
+a line (an `Assignment`) from standard input, runs the agent on it, and writes one JSON object a
+line to standard output (`ClientEvent`s, the last of an assignment being `ended`), then waits for
+the next, until its input ends. What agents print goes to standard error. A process that dies fails
+the session it was running; the next one gets a new process. `workloads.agents.client` is the
+process's end of this.
+
+Scratch space of a session is `work` below its folder: removed when the session has ended, however
+it ended, and watched so that it cannot fill the disk.
 """
 
 from __future__ import annotations
@@ -14,8 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-EventKind = Literal["model_started", "model_ended", "tool_started", "tool_ended", "ended"]
+EventKind = Literal["ready", "model_started", "model_ended", "tool_started", "tool_ended", "ended"]
 EndStatus = Literal["finished", "failed", "deadline"]
+
+SCRATCH = "work"
+"""Folder below a session's folder for what need not be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class ClientEvent:
 
     kind: EventKind
     session: str
+    """Empty with `ready`."""
     time_ns: int
     name: str = ""
     """Of the tool."""
