@@ -26,6 +26,8 @@ class ScriptLine:
     """Tool calls as (name, arguments as JSON text)."""
     tokens: int | None = None
     """None: as many as the text is long."""
+    task: str | None = None
+    """Only for conversations with this text in a prompt; None: for all that no other line names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,9 @@ def plan_answer(
     if most is not None and (most < 1 or least > most):
         raise RequestError(400, f"max_tokens must be at least 1 and min_tokens, got {most}")
     calls = _asked_calls(body)
-    if script:
-        line = script[min(len(reading.replies), len(script) - 1)]
+    lines = _lines_for(script, reading) if script else ()
+    if lines:
+        line = lines[min(len(reading.replies), len(lines) - 1)]
         own = max(1, round(len(line.content.encode()) / BYTES_PER_TOKEN))
         tokens = min(line.tokens or own, most or room)
         calls = calls or line.calls
@@ -96,6 +99,18 @@ def plan_answer(
     tokens = max(min(tokens, most or room), least)
     reason = "tool_calls" if calls else "length" if tokens == most else "stop"
     return Answer(words(f"answer {seed} {tokens}", tokens), tokens, calls, reason)
+
+
+def _lines_for(script: Script, reading: Reading) -> Script:
+    """The script of this conversation: of the task that its prompts name first, or for all."""
+    tasks = {line.task for line in script if line.task is not None}
+    if tasks:
+        for piece in reading.pieces:
+            named = [task for task in tasks if task in piece.text]
+            if piece.role != "assistant" and named:
+                task = max(named, key=lambda name: (len(name), name))
+                return [line for line in script if line.task == task]
+    return [line for line in script if line.task is None]
 
 
 def _count(body: dict[str, Any], name: str) -> int | None:
@@ -121,7 +136,7 @@ def _asked_calls(body: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def read_script(path: Path) -> list[ScriptLine]:
-    """A script: JSON Lines of {"content", "tool_calls": [{"name", "arguments"}], "tokens"}.
+    """A script: JSON Lines of {"content", "tool_calls": [{"name", "arguments"}], "tokens", "task"}.
 
     Raises:
         InputError: names file and line.
@@ -144,14 +159,16 @@ def _script_line(path: Path, number: int, text: bytes) -> ScriptLine:
     try:
         line = orjson.loads(text)
         calls = _asked_calls({"emulate": line})
-        content, tokens = line.get("content", ""), line.get("tokens")
+        content, tokens, task = line.get("content", ""), line.get("tokens"), line.get("task")
     except (orjson.JSONDecodeError, AttributeError) as error:
         raise InputError(f"not an answer: {error}", remedy, file=path, line=number) from None
     except RequestError as error:
         raise InputError(error.message, remedy, file=path, line=number) from None
     if not isinstance(content, str) or not (tokens is None or (type(tokens) is int and tokens > 0)):
         raise InputError("`content` must be text, `tokens` above 0", remedy, file=path, line=number)
-    return ScriptLine(content, calls, tokens)
+    if task is not None and not (isinstance(task, str) and task):
+        raise InputError("`task` must be text", remedy, file=path, line=number)
+    return ScriptLine(content, calls, tokens, task)
 
 
 def engine_metrics(sample: ReplicaSample, model: str, block_size: int, blocks: int) -> bytes:
