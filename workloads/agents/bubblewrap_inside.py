@@ -1,0 +1,176 @@
+"""What runs inside a sandbox: carries out commands and file transfers, and relays connections.
+
+    python bubblewrap_inside.py CONTROL.sock [PORT=RELAY.sock]
+
+One connection to the control socket is one request: a line of JSON, then for `put` a tar archive.
+    {"op": "exec", "command", "cwd", "env", "timeout_s"} -> {"rc", "stdout", "stderr"}
+    {"op": "put", "path"} + tar                          -> {} ; the members are laid below `path`
+    {"op": "get", "path"}                                -> {} + tar, or {"error"}
+A caller that goes away ends its command. With PORT=RELAY.sock, connections to 127.0.0.1:PORT are
+carried to that Unix socket, which is the only way out. Standard library only, Python >= 3.9.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from typing import IO, Any, cast
+
+KEPT_BYTES = 4 << 20
+"""Of a command's output; the middle of what is longer is left out. Our choice."""
+FILE_LIMIT_BYTES = 4 << 30
+"""Largest file that a command may write. Our choice."""
+TIMED_OUT = 124
+"""Exit status of a command that was stopped, as timeout(1) has it."""
+GONE = 137
+
+
+class Request(socketserver.StreamRequestHandler):
+    """One request on the control socket."""
+
+    def handle(self) -> None:
+        line = self.rfile.readline()
+        if not line:
+            return
+        asked: dict[str, Any] = json.loads(line)
+        try:
+            if asked["op"] == "exec":
+                self._tell(self._execute(asked))
+            elif asked["op"] == "put":
+                self._put(asked["path"])
+            else:
+                self._get(asked["path"])
+        except (OSError, tarfile.TarError, ValueError) as error:
+            with suppress(OSError):
+                self._tell({"error": f"{type(error).__name__}: {error}"})
+
+    def _tell(self, answer: dict[str, Any]) -> None:
+        self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+    def _execute(self, asked: dict[str, Any]) -> dict[str, Any]:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            # Files, not pipes: what a command leaves running must not keep us waiting.
+            process = subprocess.Popen(
+                ["bash", "-c", asked["command"]],
+                cwd=asked.get("cwd") or None,
+                env={**os.environ, **(asked.get("env") or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=_limit_files,
+            )
+            status = self._wait(process, asked.get("timeout_s"))
+            return {"rc": status, "stdout": _text(out), "stderr": _text(err)}
+
+    def _wait(self, process: subprocess.Popen[bytes], timeout_s: float | None) -> int:
+        """The exit status; a command that is too slow, or nobody's any more, is killed."""
+        ended = os.pidfd_open(process.pid)
+        try:
+            left = None if timeout_s is None else max(0.0, timeout_s)
+            ready, _, _ = select.select([ended, self.connection], [], [], left)
+        finally:
+            os.close(ended)
+        status = process.poll()
+        if status is not None:
+            return status if status >= 0 else 128 - status
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return GONE if ready else TIMED_OUT
+
+    def _put(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+        with tarfile.open(fileobj=self.rfile, mode="r|") as archive:
+            archive.extractall(path)
+        self._tell({})
+
+    def _get(self, path: str) -> None:
+        if not os.path.exists(path):
+            self._tell({"error": f"there is no {path}"})
+            return
+        self._tell({})
+        with tarfile.open(fileobj=cast("IO[bytes]", self.wfile), mode="w|") as archive:
+            archive.add(path, arcname=".")
+
+
+def _limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, FILE_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _text(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if size <= KEPT_BYTES:
+        return file.read().decode("utf-8", "replace")
+    head = file.read(KEPT_BYTES // 2)
+    file.seek(size - KEPT_BYTES // 2)
+    left_out = f"\n[{size - KEPT_BYTES} bytes left out]\n"
+    return head.decode("utf-8", "replace") + left_out + file.read().decode("utf-8", "replace")
+
+
+class Control(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """The control socket."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+
+def relay(port: int, path: str) -> None:
+    """Carry connections to 127.0.0.1:`port` to the Unix socket at `path`, for ever."""
+    listener = socket.create_server(("127.0.0.1", port), backlog=64)
+
+    def accept() -> None:
+        while True:
+            inside, _ = listener.accept()
+            outside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                outside.connect(path)
+            except OSError:
+                inside.close()
+                continue
+            inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for source, target in ((inside, outside), (outside, inside)):
+                threading.Thread(target=_carry, args=(source, target), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+
+
+def _carry(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    for end, how in ((target, socket.SHUT_WR), (source, socket.SHUT_RD)):
+        with suppress(OSError):
+            end.shutdown(how)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until killed."""
+    control, *relays = arguments
+    for given in relays:
+        port, _, path = given.partition("=")
+        relay(int(port), path)
+    # Bound under another name first: the caller connects as soon as it sees the socket.
+    with Control(f"{control}.new", Request) as server:
+        os.rename(f"{control}.new", control)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        while True:
+            time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

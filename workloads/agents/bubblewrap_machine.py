@@ -1,0 +1,293 @@
+"""A sandbox that stays up, like a container: commands run in it one after another.
+
+Processes that a command leaves behind (a terminal multiplexer, a server) live on until the
+machine stops. Files go in and out through the sandbox, never around it, so that links laid by an
+agent lead to nothing of the host. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import signal
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentsched import AgentschedError, UsageError
+from workloads.agents import bubblewrap_inside
+from workloads.agents.bubblewrap import (
+    SandboxSpec,
+    find_bubblewrap,
+    prepare_root,
+    python_inside,
+    sandbox_argv,
+)
+
+_CONTROL = "/run/agentsched"
+START_TIMEOUT_S = 60.0
+"""Our choice: generous, for machines with many sandboxes starting at once."""
+
+
+class SandboxError(AgentschedError):
+    """A sandbox did not start, or died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended."""
+
+    status: int
+    """124: it was too slow and was killed."""
+    stdout: str
+    stderr: str
+
+
+class Machine:
+    """One sandbox.
+
+    Args:
+        spec: what it shows; the root folder gets what programs expect of one.
+        gateway: base URL (http, with a port) that processes inside may reach; None: nothing.
+        log: file for what the sandbox itself complains about.
+
+    Raises:
+        UsageError: bubblewrap is missing, or the gateway's address cannot be relayed.
+    """
+
+    def __init__(self, spec: SandboxSpec, gateway: str | None, log: Path) -> None:
+        self._spec, self._log = spec, log
+        self._program = find_bubblewrap()
+        self._outside = _address(gateway) if gateway is not None else None
+        self._folder: Path | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._forwarder: asyncio.Server | None = None
+        self._carriers: set[asyncio.Task[None]] = set()
+
+    @property
+    def gateway(self) -> str | None:
+        """The gateway's base URL inside."""
+        return f"http://127.0.0.1:{self._outside[1]}" if self._outside is not None else None
+
+    async def start(self) -> None:
+        """Bring the sandbox up.
+
+        Raises:
+            SandboxError: it did not come up; shows why.
+        """
+        prepare_root(self._spec.root)
+        # Unix socket paths hold some hundred bytes; folders of runs are longer.
+        self._folder = Path(tempfile.mkdtemp(prefix="agentsched-"))
+        relays: list[str] = []
+        if self._outside is not None:
+            self._forwarder = await asyncio.start_unix_server(
+                self._forward, self._folder / "gateway.sock"
+            )
+            relays = [f"{self._outside[1]}={_CONTROL}/gateway.sock"]
+        python, mounts = python_inside()
+        script = Path(bubblewrap_inside.__file__)
+        spec = replace(
+            self._spec,
+            read_only=[*mounts, *self._spec.read_only, (script, "/run/inside.py")],
+            writable=[*self._spec.writable, (self._folder, _CONTROL)],
+        )
+        command = [python, "-I", "-S", "/run/inside.py", f"{_CONTROL}/control.sock", *relays]
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *sandbox_argv(spec, command, self._program),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        await self._until_up(self._folder / "control.sock")
+
+    async def _until_up(self, socket: Path) -> None:
+        assert self._process is not None
+        deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+        while not socket.exists():
+            late = asyncio.get_running_loop().time() > deadline
+            if late or self._process.returncode is not None:
+                said = self._log.read_text(errors="replace")[-1000:].strip()
+                await self.stop()
+                raise SandboxError(
+                    f"the sandbox did not come up: {said or 'it said nothing'}",
+                    f"see {self._log}",
+                )
+            await asyncio.sleep(0.01)
+
+    async def execute(
+        self,
+        command: str,
+        *,
+        folder: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Finished:
+        """Run a command with bash. Cancelling the call kills it.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+        asked = {
+            "op": "exec",
+            "command": command,
+            "cwd": folder or self._spec.folder,
+            "env": dict(environment or {}),
+            "timeout_s": timeout_s,
+        }
+        answer, _ = await self._ask(asked, None)
+        if "error" in answer:
+            return Finished(126, "", str(answer["error"]))
+        return Finished(answer["rc"], answer["stdout"], answer["stderr"])
+
+    async def put(self, source: Path, target: str) -> None:
+        """Copy a file to the path `target`, or what a folder holds into the folder `target`.
+
+        Raises:
+            SandboxError: it could not be written.
+        """
+        if source.is_dir():
+            path, name = target, "."
+        else:
+            path, name = str(PurePosixPath(target).parent), PurePosixPath(target).name
+        archive = await asyncio.to_thread(_packed, source, name)
+        answer, _ = await self._ask({"op": "put", "path": path}, archive)
+        self._complain(answer, target)
+
+    async def get(self, source: str, target: Path) -> None:
+        """Copy a file to the path `target`, or what a folder holds into the folder `target`.
+
+        Raises:
+            SandboxError: there is nothing at `source`.
+        """
+        answer, archive = await self._ask({"op": "get", "path": source}, None)
+        self._complain(answer, source)
+        await asyncio.to_thread(_unpack, archive, target)
+
+    async def stop(self) -> None:
+        """End everything in the sandbox; may be called twice."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        forwarder, self._forwarder = self._forwarder, None
+        if forwarder is not None:
+            forwarder.close()
+            for carrier in list(self._carriers):
+                carrier.cancel()
+            await asyncio.gather(*self._carriers, return_exceptions=True)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _complain(self, answer: Mapping[str, Any], path: str) -> None:
+        if "error" in answer:
+            raise SandboxError(f"{path} in the sandbox: {answer['error']}", f"see {self._log}")
+
+    async def _ask(
+        self, asked: Mapping[str, Any], body: bytes | None
+    ) -> tuple[dict[str, Any], bytes]:
+        if self._folder is None:
+            raise SandboxError("the sandbox is not up", "start it first")
+        try:
+            reader, writer = await asyncio.open_unix_connection(
+                self._folder / "control.sock", limit=64 << 20
+            )
+        except OSError as error:
+            raise SandboxError(f"the sandbox is gone: {error}", f"see {self._log}") from None
+        try:
+            writer.write(json.dumps(asked).encode() + b"\n")
+            if body is not None:
+                writer.write(body)
+                writer.write_eof()
+            await writer.drain()
+            line = await reader.readline()
+            if not line:
+                raise SandboxError("the sandbox died", f"see {self._log}")
+            rest = await reader.read() if asked["op"] == "get" else b""
+            return json.loads(line), rest
+        except ConnectionError as error:
+            raise SandboxError(f"the sandbox died: {error}", f"see {self._log}") from None
+        finally:
+            writer.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection from inside to the gateway."""
+        assert self._outside is not None
+        task = asyncio.current_task()
+        assert task is not None
+        self._carriers.add(task)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._outside)
+            both = [
+                asyncio.ensure_future(_carry(reader, far_writer)),
+                asyncio.ensure_future(_carry(far_reader, writer)),
+            ]
+            try:
+                await asyncio.gather(*both)
+            finally:
+                for carrier in both:
+                    carrier.cancel()
+                far_writer.close()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            self._carriers.discard(task)
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    with suppress(OSError):
+        writer.write_eof()
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        raise UsageError(
+            f"{url} cannot be reached from inside a sandbox", "give http://HOST:PORT of the gateway"
+        )
+    return parts.hostname, parts.port or 80
+
+
+def _packed(source: Path, name: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.add(source, arcname=name, filter=_as_root)
+    return buffer.getvalue()
+
+
+def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _unpack(archive: bytes, target: Path) -> None:
+    """Lay an archive at `target`; what would lead out of it, and devices, are left out."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+        for member in members:
+            if member.isdev():
+                continue
+            if member.name == "." and member.isfile():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = members.extractfile(member)
+                assert content is not None
+                with target.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+                continue
+            with suppress(tarfile.FilterError):
+                members.extract(member, target, filter="data")
