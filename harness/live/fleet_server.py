@@ -13,7 +13,7 @@ from harness.live.emulated_answers import Script
 from harness.live.emulator import EmulatedReplica, EmulatorSettings, SharedTexts
 from harness.live.http_server import HttpServer
 from harness.live.wire import Headers
-from harness.sim.engine import Engine
+from harness.sim.async_engine import engine_for
 from harness.sim.engine_types import EngineParams, StepTime
 from harness.sim.step_time import step_time_for
 
@@ -51,7 +51,7 @@ def emulated_replicas(
     return [
         EmulatedReplica(
             spec.name,
-            Engine(spec.params, spec.step_time, spec.kv_blocks, texts.contents),
+            engine_for(spec.params, spec.step_time, spec.kv_blocks, texts.contents),
             spec.kv_blocks,
             texts,
             clock,

@@ -95,6 +95,9 @@ class Agent:
         output: int = 0,
         longest_gap: int | None = None,
         error: str | None = None,
+        prefilled: int | None = None,
+        kv_sent: int | None = None,
+        kv_received: int | None = None,
     ) -> TurnRecord:
         """The record of the open turn, which ends now."""
         opened = self.open
@@ -126,6 +129,9 @@ class Agent:
             wait_s=spec.wait_s if ok else 0.0,
             longest_gap=longest_gap,
             error=error,
+            prefilled=prefilled,
+            kv_sent=kv_sent,
+            kv_received=kv_received,
         )
         self.open = None
         if ok:

@@ -68,6 +68,8 @@ class AsyncEngine(Engine):
         self._late: list[StepRecord] = []
         self._changed = False
         """Something ended at the start of the running stretch, after its batch was composed."""
+        self._disturbed = False
+        """What waits may fit since the batch ahead was composed."""
         self._wasted = 0
         """Decodes of the running batch whose request is gone."""
 
@@ -112,7 +114,7 @@ class AsyncEngine(Engine):
         self._ahead, self._composed = None, False
         self._news.clear()
         self._late.clear()
-        self._changed, self._wasted = False, 0
+        self._changed, self._disturbed, self._wasted = False, False, 0
         return lost
 
     def _expect(self, time_ps: int) -> None:
@@ -121,6 +123,7 @@ class AsyncEngine(Engine):
 
     def _disturb(self, now: int) -> None:
         super()._disturb(now)
+        self._disturbed = self._composed
         self._look_again(now * PS_PER_NS)
 
     def _look_again(self, time_ps: int) -> None:
@@ -223,7 +226,7 @@ class AsyncEngine(Engine):
         self._wasted = 0
         self._batch = None
         ahead, self._ahead, self._composed = self._ahead, None, False
-        self._changed = bool(self._aborting)
+        self._changed, self._disturbed = bool(self._aborting) or self._disturbed, False
         for sequence in self._aborting:
             self._leave(sequence, batch, ahead)
         self._aborting.clear()

@@ -352,6 +352,9 @@ class SimDriver:
             cached=served.cached_tokens,
             output=spec.output_tokens,
             longest_gap=served.longest_gap,
+            prefilled=served.prefilled,
+            kv_sent=served.sent,
+            kv_received=served.received,
         )
         self._record_turn(record)
         turn_id, replica = opened.turn.id, served.replica

@@ -75,10 +75,9 @@ class EngineParams:
     api_prompt_token_ps: int = 0
     output_delay_ps: int = 0
     """From the end of a step to the moment its tokens reach the client."""
-    async_scheduling: bool = False
-    """Compose each step while the one before it runs, as vLLM does where it can. What arrives or
-    ends during a step then counts one step later. Off by default: the step-time profiles were
-    fitted without it."""
+    async_scheduling: bool = True
+    """Compose each step while the one before it runs, as vLLM does by default where it can
+    (`config/vllm.py`). What arrives or ends during a step then counts one step later."""
     fast_forward: bool = True
     """Jump over runs of equal decode steps; never changes a result."""
 

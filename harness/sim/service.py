@@ -43,6 +43,12 @@ class Served:
     replica: str
     cached_tokens: int
     longest_gap: int | None
+    prefilled: int | None = None
+    """When the prefill leg ended, of a request in two legs."""
+    sent: int | None = None
+    """When its KV last set out, from the prefill replica or the store; waiting for the link is in
+    the time from here to `received`."""
+    received: int | None = None
 
 
 class Listener(Protocol):
@@ -57,7 +63,10 @@ class Listener(Protocol):
 class _Flight:
     """A request under way."""
 
-    __slots__ = ("cached", "copied", "leg", "line", "loaded", "request", "stored")
+    __slots__ = (
+        "cached", "copied", "leg", "line", "loaded", "prefilled", "received", "request", "sent",
+        "stored",
+    )  # fmt: skip
 
     def __init__(self, request: Request, line: Line, stored: Line | None) -> None:
         self.request = request
@@ -70,6 +79,9 @@ class _Flight:
         self.loaded = 0
         self.copied = request.prefill is None
         """Whether the prefill replica's blocks are free again."""
+        self.prefilled: int | None = None
+        self.sent: int | None = None
+        self.received: int | None = None
 
 
 class Service:
@@ -196,6 +208,7 @@ class Service:
             self._listener.refused(event.id, replica, event.reason or "refused by the engine")
         elif replica != flight.request.decode:
             flight.cached = event.cached_tokens + flight.loaded
+            flight.prefilled = self._clock.now
             self._listener.leg_finished(event.id, replica)
             if event.id in self._flights:
                 self._start(flight, flight.request.decode, flight.request.prompt_tokens)
@@ -208,7 +221,17 @@ class Service:
         if request.prefill is None:
             flight.cached = event.cached_tokens + flight.loaded
         self._publish(flight, replica)
-        self._listener.finished(Served(event.id, replica, flight.cached, event.longest_gap))
+        self._listener.finished(
+            Served(
+                event.id,
+                replica,
+                flight.cached,
+                event.longest_gap,
+                flight.prefilled,
+                flight.sent,
+                flight.received,
+            )
+        )
 
     def _free_copy(self, flight: _Flight) -> None:
         """Let the prefill replica have its blocks back."""
@@ -222,6 +245,7 @@ class Service:
 
     def _load(self, flight: _Flight, event: EngineEvent) -> None:
         now, target = self._clock.now, flight.leg
+        flight.sent = now
         size = self._size(target, event.load_tokens)
         prefill = flight.request.prefill
         if prefill is not None and target == flight.request.decode:
@@ -240,6 +264,7 @@ class Service:
         attempt = flight.request.attempt
         if self._flights.get(attempt) is not flight or flight.leg != target:
             return  # it was cancelled, or its replica died
+        flight.received = self._clock.now
         self.fleet.loaded(target, attempt)
         if target == flight.request.decode:
             self._free_copy(flight)

@@ -83,6 +83,7 @@ class SglangParams:
             api_request_ps=self.api_request_ps,
             api_prompt_token_ps=self.api_prompt_token_ps,
             output_delay_ps=self.output_delay_ps,
+            async_scheduling=False,
             fast_forward=self.fast_forward,
         )
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from agentsched import SimulationError
 from harness.capacity import Cluster, resolve_cluster
+from harness.sim.async_engine import engine_for
 from harness.sim.content import ContentIndex, Line
 from harness.sim.data_parallel import DataParallelStepTime
-from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest
 from harness.sim.recorded_runs import METRICS, STATISTICS, RecordedRun, shipped_runs
 from harness.sim.step_time import TableStepTime, step_time_for
@@ -198,22 +198,16 @@ def replay(run: RecordedRun, host_prefill_us: float, *, prefix_hits: bool = Fals
         # One request's chunk runs on one rank, within its budget.
         long_prefill_token_threshold=(run.max_num_batched_tokens if run.data_parallel > 1 else 0),
         prefix_caching=prefix_hits,
-        fast_forward=not run.async_scheduling,
+        async_scheduling=run.async_scheduling,
     )
     contents = ContentIndex(params.block_size)
     blocks = run.kv_blocks or cluster.replicas[0].kv_blocks
-    engine = Engine(params, steps, blocks * run.data_parallel, contents)
+    engine = engine_for(params, steps, blocks * run.data_parallel, contents)
     seen = _Seen(len(run.requests))
     lines = _lines_of(run, contents)
-    joins = -1
     for i, request in enumerate(run.requests):
-        now = max(joins, round(request.arrival_s * _NS))
+        now = round(request.arrival_s * _NS)
         seen.take(engine.advance(now))
-        running = engine.next_event_time()
-        if run.async_scheduling and running is not None and now > joins:
-            # The step after the running one is already composed: join the one after that.
-            joins = now = running + 1
-            seen.take(engine.advance(now))
         engine.submit(EngineRequest(i, lines[i], request.prompt_tokens, request.output_tokens), now)
     while (wake := engine.next_event_time()) is not None:
         seen.take(engine.advance(wake))

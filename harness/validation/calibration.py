@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from agentsched import InputError, UsageError
 from harness.capacity import Cluster
+from harness.sim.async_engine import engine_for
 from harness.sim.clock import Clock, Priority
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
@@ -45,7 +46,7 @@ _NUDGE: Mapping[str, float] = {
     "host_per_seq_us": 5.0,
     "bandwidth_scale": 0.03,
 }
-"""Widest steps of the numerical derivatives."""
+"""Steps of the numerical derivatives, times a width."""
 MAX_ROUNDS = 12
 _SHARED = "shared beginning"
 
@@ -173,7 +174,7 @@ class Player:
 
     def _engines(self, scalars: Mapping[str, float], contents: ContentIndex) -> dict[str, Engine]:
         return {
-            replica.id: Engine(
+            replica.id: engine_for(
                 self._engine,
                 step_time_for(
                     self._cluster.model,
@@ -270,7 +271,7 @@ def _descend(player: Player, start: dict[str, float], fit: list[str]) -> dict[st
 
     scalars = dict(start)
     now = residual(scalars)
-    for width in (1.0, 0.3, 0.1):
+    for width in (3.0, 1.0, 0.3, 0.1):
         for _ in range(MAX_ROUNDS):
             better = _improve(residual, scalars, now, {n: width * _NUDGE[n] for n in fit})
             if better is None:

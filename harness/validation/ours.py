@@ -114,6 +114,7 @@ def play(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             null_blocks=0,
+            async_scheduling=False,  # the replay composes a step when the one before has ended
         ),
         recorder=recorder,
         step_times={replica.id: steps for replica in cluster.replicas},

@@ -1,5 +1,6 @@
 """Engine behaviour worked out by hand. Blocks of 4 tokens; a step of n decodes over S context
-tokens takes 10,000 + 1,000 n + 100 S ps, a prefill adds 2,000 ps per new token."""
+tokens takes 10,000 + 1,000 n + 100 S ps, a prefill adds 2,000 ps per new token. Steps are composed
+between steps unless a test says that they are composed ahead."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Rig:
     """One engine, requests of private text unless told otherwise, all events collected."""
 
     def __init__(self, blocks: int = 100, **params: object) -> None:
-        settings = {"block_size": 4, "null_blocks": 0} | params
+        settings = {"block_size": 4, "null_blocks": 0, "async_scheduling": False} | params
         self.index = ContentIndex(4)
         self.engine = engine_for(EngineParams(**settings), Linear(), blocks, self.index)  # type: ignore[arg-type]
         self.sent = 0
@@ -212,6 +213,38 @@ def test_composed_ahead_an_arrival_starts_one_step_later() -> None:
     assert ahead.run()[0].time == 73  # + 10,000 + 8,000 + 1,000 + 800
 
 
+def test_composed_ahead_chunks_and_ends_count_one_step_later() -> None:
+    rig = Rig(max_num_batched_tokens=6, async_scheduling=True)
+    rig.submit(0, 4, 6)
+    rig.submit(1, 12, 1)
+    # At 0 the prefill of 1 starts (18,000) and the step after it is composed: 1's decode alone,
+    # since 2 is not there yet (11,000 + 500, until 29.5). At 18 the next: 1's decode and 5 of 2's
+    # 12 tokens, 11,000 + 600 + 10,000, until 51.1; then 5 more, + 700: 72.8; then 2: + 800 + 4,000
+    # and 11,000, until 88.6. 1 has its token 6 then: 18, 29.5, 51.1, 72.8, 88.6, and one more:
+    # 11,000 + 900, until 100.5.
+    assert times(rig.run()) == [
+        (18, "first_token", 1),
+        (89, "first_token", 2),
+        (89, "finished", 2),
+        (101, "finished", 1),
+    ]
+
+
+def test_composed_ahead_blocks_come_back_one_step_later() -> None:
+    later = {}
+    for ahead in (False, True):
+        rig = Rig(blocks=5, async_scheduling=ahead)
+        rig.submit(0, 8, 2)
+        rig.submit(0, 4, 9)
+        rig.submit(0, 12, 1)
+        later[ahead] = next(e.time for e in rig.run() if (e.id, e.kind) == (3, "first_token"))
+    # Step 1 computes 12 prompt tokens: 34. Step 2 feeds 1's token 9 and 2's token 5: 12,000 +
+    # 1,400, until 47.4, when 1 ends and gives 3 blocks back: 3 (3 blocks) fits. Composed then, 3
+    # runs beside 2's token 6: 11,000 + 600 + 24,000, until 83. Composed ahead, the step from 47.4
+    # on is 2's token 6 alone (11,600, until 59), and 3 comes beside token 7: + 35,700 = 94.7.
+    assert later == {False: 83, True: 95}
+
+
 def test_prefill_only_ends_with_the_prompt() -> None:
     rig = Rig()
     rig.submit(0, 8, 50, prefill_only=True)
@@ -254,11 +287,11 @@ def test_reset_loses_everything_and_restarts_the_gauges() -> None:
 
 def test_impossible_set_ups_are_refused() -> None:
     with pytest.raises(TopologyError, match="0 usable blocks"):
-        Engine(EngineParams(), Linear(), 1, ContentIndex(16))
+        engine_for(EngineParams(), Linear(), 1, ContentIndex(16))
     with pytest.raises(SimulationError, match="blocks of 4 tokens"):
-        Engine(EngineParams(), Linear(), 9, ContentIndex(4))
+        engine_for(EngineParams(), Linear(), 9, ContentIndex(4))
     with pytest.raises(SimulationError, match="async_scheduling"):
-        Engine(EngineParams(async_scheduling=True), Linear(), 9, ContentIndex(16))
+        Engine(EngineParams(), Linear(), 9, ContentIndex(16))
     for bad in ({"block_size": 0}, {"watermark": 1.0}, {"policy": "lifo"}, {"max_model_len": 1}):
         with pytest.raises(UsageError):
             EngineParams(**bad)
@@ -282,7 +315,7 @@ def test_a_step_that_takes_no_time_is_refused() -> None:
             return 0
 
     index = ContentIndex(16)
-    engine = Engine(EngineParams(), Instant(), 10, index)
+    engine = engine_for(EngineParams(), Instant(), 10, index)
     engine.submit(EngineRequest(1, index.intern([("a", 8)]), 4, 4), 0)
     with pytest.raises(PerformanceDataError, match="takes 0 ps"):
         engine.advance(10)

@@ -8,12 +8,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.sim.async_engine import engine_for
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest
 from tests.harness.simulated import MS, FlatStep
 
-PARAMS = EngineParams(block_size=4, null_blocks=0)
+PARAMS = EngineParams(block_size=4, null_blocks=0, async_scheduling=False)
+"""Steps are composed between steps, so that times by hand stay short."""
 
 
 def request(
@@ -129,15 +131,21 @@ LOADS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(LOADS, st.integers(0, 10**6), st.integers(0, 3), st.integers(0, 20))
+@given(LOADS, st.integers(0, 10**6), st.integers(0, 3), st.integers(0, 20), st.booleans())
 def test_fast_forward_changes_nothing_and_no_block_is_lost(
-    loads: list[tuple[int, int, int, int, str, int | None]], seed: int, delay: int, blocks: int
+    loads: list[tuple[int, int, int, int, str, int | None]],
+    seed: int,
+    delay: int,
+    blocks: int,
+    ahead: bool,
 ) -> None:
     def run(fast: bool) -> list[tuple[int, int, str, int]]:
         rng = random.Random(seed)
         contents = ContentIndex(4)
-        params = replace(PARAMS, fast_forward=fast, output_delay_ps=delay * 10**9)
-        engine = Engine(params, FlatStep(), 20 + blocks, contents)
+        params = replace(
+            PARAMS, fast_forward=fast, output_delay_ps=delay * 10**9, async_scheduling=ahead
+        )
+        engine = engine_for(params, FlatStep(), 20 + blocks, contents)
         todo: list[tuple[int, str, int, EngineRequest | None]] = []
         for number, (at, prompt, output, remote, kind, abort) in enumerate(loads):
             segments = [(f"t{number}", prompt + output)]
