@@ -13,24 +13,29 @@ from cli.serve_options import (
     AllowUrls,
     Assignments,
     Backends,
+    BootstrapPorts,
+    Decodes,
     Host,
     IdleExpiry,
     KvEvents,
     Poll,
     Port,
+    Prefills,
     Share,
     Wait,
-    kv_endpoints,
+    replica_addresses,
     scheduler_settings,
     serve_settings,
 )
 
 
 def record(
-    backend: Backends,
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="TRACE.jsonl[.gz]", help="The trace to write.")
     ],
+    backend: Backends = None,
+    prefill: Prefills = None,
+    decode: Decodes = None,
     scheduler: Annotated[
         str, typer.Option(metavar="NAME|FILE.py:CLASS", help="Who decides meanwhile.")
     ] = "round-robin",
@@ -49,6 +54,7 @@ def record(
     wait: Wait = 600.0,
     allow_urls: AllowUrls = False,
     kv_events: KvEvents = None,
+    bootstrap_port: BootstrapPorts = None,
 ) -> None:
     """Serve, and record tokens, timing and tools of all sessions as a native trace.
 
@@ -59,7 +65,7 @@ def record(
 
     serve(
         find_policy(scheduler, scheduler_settings(assignments)),
-        backend,
+        replica_addresses(backend, prefill, decode, kv_events, bootstrap_port),
         serve_settings(
             host=host,
             port=port,
@@ -71,7 +77,6 @@ def record(
             allow_urls=allow_urls,
         ),
         tell=console.notes().print,
-        kv_events=kv_endpoints(backend, kv_events),
         trace=out,
         content=record_content,
         workload=workload,

@@ -13,22 +13,27 @@ from cli.serve_options import (
     AllowUrls,
     Assignments,
     Backends,
+    BootstrapPorts,
+    Decodes,
     EventLog,
     Host,
     IdleExpiry,
     KvEvents,
     Poll,
     Port,
+    Prefills,
     Share,
     Wait,
-    kv_endpoints,
+    replica_addresses,
     scheduler_settings,
     serve_settings,
 )
 
 
 def serve(
-    backend: Backends,
+    backend: Backends = None,
+    prefill: Prefills = None,
+    decode: Decodes = None,
     scheduler: Annotated[
         str, typer.Option(metavar="NAME|FILE.py:CLASS", help="Who decides.")
     ] = "tao",
@@ -42,6 +47,7 @@ def serve(
     wait: Wait = 600.0,
     allow_urls: AllowUrls = False,
     kv_events: KvEvents = None,
+    bootstrap_port: BootstrapPorts = None,
     event_log: EventLog = None,
 ) -> None:
     """Serve OpenAI and Anthropic APIs in front of engines, under a scheduler.
@@ -53,7 +59,7 @@ def serve(
 
     run(
         find_policy(scheduler, scheduler_settings(assignments)),
-        backend,
+        replica_addresses(backend, prefill, decode, kv_events, bootstrap_port),
         serve_settings(
             host=host,
             port=port,
@@ -65,7 +71,6 @@ def serve(
             allow_urls=allow_urls,
         ),
         tell=console.notes().print,
-        kv_events=kv_endpoints(backend, kv_events),
         event_log=event_log,
     )
 

@@ -10,10 +10,29 @@ import typer
 from agentsched import UsageError
 
 if TYPE_CHECKING:
+    from harness.live.parts import ReplicaAddress
     from harness.live.serving import ServeSettings
 
 Backends = Annotated[
-    list[str], typer.Option("--backend", metavar="URL", help="An engine's address; repeatable.")
+    list[str] | None,
+    typer.Option("--backend", metavar="URL", help="An engine's address; repeatable."),
+]
+Prefills = Annotated[
+    list[str] | None,
+    typer.Option("--prefill", metavar="URL", help="An engine that prefills alone; repeatable."),
+]
+Decodes = Annotated[
+    list[str] | None,
+    typer.Option("--decode", metavar="URL", help="An engine that gets KV from those; repeatable."),
+]
+BootstrapPorts = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--bootstrap-port",
+        min=1,
+        max=65535,
+        help="Of SGLang prefill engines, in their order; asked of them if left out.",
+    ),
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the model API.")]
@@ -47,14 +66,47 @@ KvEvents = Annotated[
 ]
 
 
-def kv_endpoints(backends: list[str], endpoints: list[str] | None) -> dict[str, str]:
-    """KV-event addresses by replica id."""
-    given = endpoints or []
-    if given and len(given) != len(backends):
+def replica_addresses(
+    backends: list[str] | None,
+    prefills: list[str] | None,
+    decodes: list[str] | None,
+    kv_events: list[str] | None,
+    bootstrap_ports: list[int] | None,
+) -> list[ReplicaAddress]:
+    """The engines to serve, named r0, r1, ...: --backend first, then --prefill, then --decode.
+
+    Raises:
+        UsageError: nothing can decode, or a list is not as long as the one it belongs to.
+    """
+    from harness.live.parts import ReplicaAddress, Role
+
+    given: list[tuple[str, Role]] = [(url, "mixed") for url in backends or ()]
+    given += [(url, "prefill") for url in prefills or ()]
+    given += [(url, "decode") for url in decodes or ()]
+    if not any(role != "prefill" for _, role in given):
+        raise UsageError("no engine to serve", "give --backend URL, or --prefill and --decode")
+    endpoints = kv_events or []
+    if endpoints and len(endpoints) != len(given):
         raise UsageError(
-            f"{len(given)} --kv-events for {len(backends)} --backend", "give one for each, or none"
+            f"{len(endpoints)} --kv-events for {len(given)} engines", "give one for each, or none"
         )
-    return {f"r{index}": endpoint for index, endpoint in enumerate(given)}
+    ports = bootstrap_ports or []
+    first = len(backends or ())
+    if ports and len(ports) != len(prefills or ()):
+        raise UsageError(
+            f"{len(ports)} --bootstrap-port for {len(prefills or ())} --prefill",
+            "give one for each, or none",
+        )
+    return [
+        ReplicaAddress(
+            f"r{index}",
+            url,
+            role,
+            kv_events=endpoints[index] if endpoints else None,
+            bootstrap_port=ports[index - first] if ports and role == "prefill" else None,
+        )
+        for index, (url, role) in enumerate(given)
+    ]
 
 
 def scheduler_settings(assignments: list[str] | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import uvloop
 from harness.live.emulated_answers import Script
 from harness.live.emulator import EmulatorSettings
 from harness.live.fleet_server import EngineSpec, FleetServer
+from harness.live.parts import ReplicaAddress
 from harness.live.recording import TraceRecorder
 from harness.live.serving import Policy, ServedGateway, ServeSettings
 
@@ -24,7 +25,7 @@ SAVE_EVERY_S = 30.0
 
 def serve(
     policy: Policy,
-    backends: Sequence[str],
+    replicas: Sequence[ReplicaAddress],
     settings: ServeSettings,
     *,
     tell: Tell,
@@ -32,7 +33,6 @@ def serve(
     trace: Path | None = None,
     content: Path | None = None,
     workload: str = "recorded",
-    kv_events: Mapping[str, str] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -40,7 +40,6 @@ def serve(
         tell: is given lines for the user.
         trace: file for a recorded trace; None: nothing is recorded.
         content: file for the text of prompts and answers.
-        kv_events: addresses of KV-event publishers by replica id.
 
     Raises:
         SchedulerError: the policy broke its contract.
@@ -51,7 +50,7 @@ def serve(
     text = content.open("wb") if content is not None else None
     recorder = TraceRecorder(trace, workload, text) if trace is not None else None
     try:
-        uvloop.run(_serve(policy, backends, settings, tell, event_log, recorder, kv_events or {}))
+        uvloop.run(_serve(policy, replicas, settings, tell, event_log, recorder))
     finally:
         if text is not None:
             text.close()
@@ -62,27 +61,31 @@ def serve(
 
 async def _serve(
     policy: Policy,
-    backends: Sequence[str],
+    replicas: Sequence[ReplicaAddress],
     settings: ServeSettings,
     tell: Tell,
     event_log: Path | None,
     recorder: TraceRecorder | None,
-    kv_events: Mapping[str, str],
 ) -> None:
     served = ServedGateway(
         policy,
-        backends,
+        [replica.url for replica in replicas],
         settings,
+        names=[replica.name for replica in replicas],
         event_log=event_log,
         watcher=recorder,
         observer=recorder,
-        kv_events=kv_events,
+        kv_events={r.name: r.kv_events for r in replicas if r.kv_events is not None},
+        roles={r.name: r.role for r in replicas},
+        bootstrap_ports={
+            r.name: r.bootstrap_port for r in replicas if r.bootstrap_port is not None
+        },
     )
     stopped = stop_event()
     calm_collector()
     try:
         starting = asyncio.ensure_future(served.start())
-        tell(f"waiting for {len(backends)} replica(s) ...")
+        tell(f"waiting for {len(replicas)} replica(s) ...")
         if not await _first(starting, stopped):
             return
         apis = ", ".join(dialect.path for dialect in served.gateway.dialects)

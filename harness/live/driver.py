@@ -16,6 +16,7 @@ from harness.control.plane import ControlPlane
 from harness.live.clock import Clock
 from harness.live.turns import (
     DriverSettings,
+    LegTimes,
     LiveSession,
     LiveTurn,
     Planner,
@@ -57,6 +58,7 @@ class LiveDriver:
         self.sessions: dict[str, LiveSession] = {}
         self.counts: dict[str, int] = {}
         """Totals of what happened, for the metrics."""
+        self.legs = LegTimes()
         self._planner = planner
         self._on_event = on_event
         self._watcher = watcher
@@ -101,14 +103,36 @@ class LiveDriver:
         """Ask the policy about a turn that has arrived."""
         self._feed(ev.TurnArrived(live.arrived, live.turn))
 
-    def first_token(self, live: LiveTurn) -> None:
-        if live.first_token is None and live.attempt is not None and not live.ended:
-            assert live.replica is not None
-            live.first_token = self.clock.now
-            turn = live.turn
-            self._feed(
-                ev.FirstToken(live.first_token, turn.session, turn.id, live.attempt, live.replica)
-            )
+    def leg_finished(self, live: LiveTurn) -> bool:
+        """The prefill leg ended. False: the policy has other plans, the decode leg is off."""
+        attempt, replica = live.attempt, live.replica
+        if live.ended or attempt is None or replica is None:
+            return False
+        now, turn = self.clock.now, live.turn
+        live.leg_ended = now
+        assert live.dispatched is not None
+        self.legs.prefilled(now - live.dispatched)
+        self._feed(ev.LegFinished(now, turn.session, turn.id, attempt, replica))
+        if live.attempt != attempt or live.ended:
+            return False
+        live.replica = live.decode
+        return True
+
+    def first_token(self, live: LiveTurn) -> bool:
+        """The client may see the first token. False: the attempt is not wanted any more."""
+        attempt = live.attempt
+        if live.first_token is not None or attempt is None or live.ended:
+            return attempt is not None and not live.ended
+        # Where both legs run at once, only the decoder's token may tell that the KV has come.
+        if live.prefill is not None and live.leg_ended is None and not self.leg_finished(live):
+            return False
+        assert live.replica is not None
+        live.first_token = now = self.clock.now
+        if live.leg_ended is not None:
+            self.legs.handed_over(now - live.leg_ended)
+        turn = live.turn
+        self._feed(ev.FirstToken(now, turn.session, turn.id, attempt, live.replica))
+        return live.attempt == attempt and not live.ended
 
     def finish(self, live: LiveTurn, usage: Usage, tools: tuple[ToolSignal, ...]) -> None:
         """The replica answered to the end."""
@@ -138,7 +162,7 @@ class LiveDriver:
         if again and live.attempts < self.settings.max_attempts:
             self._attempts.pop(attempt)
             live.attempt = live.replica = live.first_token = None
-            self._count("retries")
+            self.count("retries")
             self._feed(ev.DispatchFailed(now, turn, attempt, replica, reason))
             return
         self._end(live, "failed", None)
@@ -168,7 +192,7 @@ class LiveDriver:
         session.last_seen = now
         if live.final and status in ("ok", "client_gone"):
             session.closing = session.closing or "final"
-        self._count(f"turns_{status}")
+        self.count(f"turns_{status}")
         if self._watcher is not None:
             self._watcher.turn_ended(live, usage, status, now)
 
@@ -213,7 +237,7 @@ class LiveDriver:
         now = self.clock.now
         if session_id in self.plane.ledger.sessions:
             self._feed(ev.SessionClosed(now, session_id, session.closing))
-        self._count("sessions_closed")
+        self.count("sessions_closed")
         if self._watcher is not None:
             self._watcher.session_closed(session_id, session.closing, now)
 
@@ -225,7 +249,7 @@ class LiveDriver:
         limit = self.clock.now - int(self.settings.idle_expiry_s * 1e9)
         for session in list(self.sessions.values()):
             if not session.open and session.last_seen <= limit:
-                self._count("sessions_expired")
+                self.count("sessions_expired")
                 self.release(session.id, "idle")
         self._schedule_sweep()
 
@@ -240,7 +264,7 @@ class LiveDriver:
         if replica in self._down:
             return
         self._down.add(replica)
-        self._count("replicas_lost")
+        self.count("replicas_lost")
         self._feed(ev.ReplicaLost(self.clock.now, replica, reason))
 
     def recovered(self, replica: str) -> None:
@@ -306,18 +330,8 @@ class LiveDriver:
         live = self._turns.get(operation.turn.id)
         if live is None or live.ended:  # it ended while earlier operations were carried out
             return
-        if operation.prefill is not None:
-            error = SchedulerError(
-                self.plane.scheduler.name,
-                f"turn {operation.turn.id}",
-                self.clock.now,
-                "asked for a separate prefill replica, which this gateway cannot do",
-            )
-            if self._on_error is None:
-                raise error
-            self._break(error)
-            return
-        live.attempt, live.replica = operation.attempt, operation.decode
+        live.attempt, live.replica = operation.attempt, operation.prefill or operation.decode
+        live.decode, live.prefill, live.leg_ended = operation.decode, operation.prefill, None
         live.dispatched = self.plane.ledger.now  # so a turn that was not held shows no pause
         live.attempts += 1
         self._attempts[operation.attempt] = live
@@ -352,7 +366,7 @@ class LiveDriver:
             ev.DispatchFailed(self.clock.now, turn, operation.attempt, replica, operation.reason)
         )
 
-    def _count(self, name: str) -> None:
+    def count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def facts(self) -> Mapping[str, int]:

@@ -39,6 +39,11 @@ def _rows(gateway: Gateway, gauges: Mapping[str, Gauges]) -> Iterator[Row]:
     yield "bytes_per_token", "gauge", {}, gateway.ratio.value
     for name, value in sorted(driver.counts.items()):
         yield f"{name}_total", "counter", {}, value
+    legs = driver.legs
+    yield "prefill_legs_total", "counter", {}, legs.prefill_legs
+    yield "prefill_leg_seconds_total", "counter", {}, legs.prefill_ns / 1e9
+    yield "kv_handovers_total", "counter", {}, legs.handovers
+    yield "kv_handover_seconds_total", "counter", {}, legs.handover_ns / 1e9
     for replica in ledger.replicas:
         label = {"replica": replica.id}
         yield "replica_up", "gauge", label, int(replica.healthy)

@@ -11,6 +11,7 @@ from harness.live.conversations import Conversations
 from harness.live.dialect import JSON_TYPE, Dialect, Reading, RequestError, decode_body, encode
 from harness.live.driver import LiveDriver
 from harness.live.identity import Identity, identify
+from harness.live.legs import Bootstrap
 from harness.live.openai_chat import ChatCompletions, Completions
 from harness.live.polling import Poller
 from harness.live.relay import Relay
@@ -49,6 +50,7 @@ class Gateway:
 
     Args:
         senders: by replica id, in configured order.
+        bootstraps: of the SGLang replicas that prefill alone.
     """
 
     driver: LiveDriver
@@ -57,6 +59,7 @@ class Gateway:
     dialects: tuple[Dialect, ...] = ()
     observer: Observer | None = None
     poller: Poller | None = None
+    bootstraps: Mapping[str, Bootstrap] = field(default_factory=dict)
     ratio: TokenRatio = field(init=False)
     texts: TextTree = field(init=False)
     conversations: Conversations = field(default_factory=Conversations)
@@ -119,6 +122,7 @@ class Gateway:
             path,
             self.driver,
             self.senders,
+            self.bootstraps,
             ended=self._ended,
             lost=self._lost,
             suspect=self._suspect,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import orjson
 
@@ -164,9 +165,21 @@ class Poller:
 
 def server_info_capacity(body: bytes) -> int | None:
     """KV tokens from SGLang's `/get_server_info`."""
+    tokens = _server_info(body).get("max_total_num_tokens")
+    return tokens if isinstance(tokens, int) and tokens > 0 else None
+
+
+def server_info_bootstrap(body: bytes) -> int | None:
+    """Bootstrap port of a prefill server, from SGLang's `/get_server_info`."""
+    info = _server_info(body)
+    port = info.get("disaggregation_bootstrap_port")
+    prefill = info.get("disaggregation_mode") == "prefill"
+    return port if prefill and isinstance(port, int) and port > 0 else None
+
+
+def _server_info(body: bytes) -> dict[str, Any]:
     try:
         info = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return None
-    tokens = info.get("max_total_num_tokens") if isinstance(info, dict) else None
-    return tokens if isinstance(tokens, int) and tokens > 0 else None
+        return {}
+    return info if isinstance(info, dict) else {}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -10,6 +13,7 @@ import orjson
 from harness.control.operations import Dispatch
 from harness.live.dialect import EVENT_STREAM, JSON_TYPE, Dialect, Reading, Reply, encode
 from harness.live.driver import LiveDriver
+from harness.live.legs import ROOM_BITS, Bootstrap, PrefillLeg, prefill_body
 from harness.live.sse import EventSplitter, StreamError
 from harness.live.texts import Node
 from harness.live.tool_signals import signals
@@ -47,6 +51,7 @@ class Relay:
 
     Args:
         senders: by replica id.
+        bootstraps: of the SGLang prefill replicas; the others are taken to be vLLM's.
         ended: called once with the relay when its answer is complete and well.
         lost: called with (replica, reason) when nothing listens at the replica any more.
         suspect: called with the replica when a connection to it broke.
@@ -61,6 +66,7 @@ class Relay:
         path: list[Node],
         driver: LiveDriver,
         senders: Mapping[str, Sender],
+        bootstraps: Mapping[str, Bootstrap],
         *,
         ended: Callable[[Relay, Usage], None],
         lost: Callable[[str, str], None],
@@ -70,9 +76,11 @@ class Relay:
         self.reply: Reply = dialect.reply(reading)
         self.live: LiveTurn
         self._request, self._exchange = request, exchange
-        self._driver, self._senders = driver, senders
+        self._driver, self._senders, self._bootstraps = driver, senders, bootstraps
         self._ended, self._lost, self._suspect = ended, lost, suspect
         self._call: Call | None = None
+        self._leg: PrefillLeg | None = None
+        self._prefill_cached: int | None = None
         self._splitter = EventSplitter()
         self._status = 0
         self._headers: Mapping[str, str] = {}
@@ -97,17 +105,66 @@ class Relay:
         extra: dict[str, Any] = {}
         if "priority" in operation.annotations:
             extra["priority"] = int(operation.annotations["priority"])
+        self._prefill_cached = None
+        if operation.prefill is None:
+            self._send(operation.decode, self.dialect.upstream(self.reading, extra))
+            return
+        bootstrap = self._bootstraps.get(operation.prefill)
+        if bootstrap is not None:
+            extra |= bootstrap.fields(secrets.randbits(ROOM_BITS))
         body = self.dialect.upstream(self.reading, extra)
+        asked = prefill_body(body, one_token=bootstrap is None)
+        after = None if bootstrap is not None else partial(self._decode, operation.decode, extra)
+        leg = self._leg = PrefillLeg(operation.prefill, partial(self._prefilled, after))
+        call = self._senders[operation.prefill].send(self._upstream(asked), leg)
+        leg.call = call
+        if self._leg is not leg and not leg.over:
+            call.cancel()
+        elif bootstrap is not None and self.live.attempt == operation.attempt:
+            self._send(operation.decode, body)
+
+    def _upstream(self, body: bytes) -> Request:
         headers = {k: v for k, v in self._request.headers.items() if k not in _DROPPED_HEADERS}
         headers["accept"] = f"{EVENT_STREAM}, application/json"
         headers.setdefault("content-type", "application/json")
-        request = Request("POST", self.dialect.upstream_path, headers, body)
-        receiver = _Attempt(self)
+        return Request("POST", self.dialect.upstream_path, headers, body)
+
+    def _send(self, replica: str, body: bytes) -> None:
+        receiver = _Attempt(self, replica)
         self._call = receiver.call = None
-        call = self._senders[operation.decode].send(request, receiver)
+        call = self._senders[replica].send(self._upstream(body), receiver)
         if receiver.over:
             return
         self._call = receiver.call = call
+
+    def _prefilled(
+        self, after: Callable[[dict[str, Any] | None], None] | None, leg: PrefillLeg
+    ) -> None:
+        """The prefill leg has ended, well or not."""
+        if leg is not self._leg:
+            return
+        self._leg = None
+        if leg.lost_reason is not None:
+            self.engine_lost(leg.replica, leg.lost_reason, unreachable=leg.unreachable)
+        elif leg.status in RETRIED_STATUS:
+            self._retry(f"the prefill replica answered {leg.status}")
+        elif leg.status != 200:
+            self.withdraw()
+            self._status = leg.status
+            self._pass_error(leg.body)
+        else:
+            answer = leg.answer()
+            self._prefill_cached = answer.cached
+            if self.live.leg_ended is None and self._driver.leg_finished(self.live) and after:
+                after(answer.params)
+
+    def _decode(self, replica: str, extra: dict[str, Any], params: dict[str, Any] | None) -> None:
+        """The second leg. Without `params` the decoder computes the prompt itself."""
+        if params is not None:
+            extra["kv_transfer_params"] = params
+        else:
+            self._driver.count("prefill_legs_without_kv")
+        self._send(replica, self.dialect.upstream(self.reading, extra))
 
     def refuse(self, reason: str, retry_after_s: float | None) -> None:
         after: Headers = (
@@ -122,6 +179,9 @@ class Relay:
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            leg.cancel()
 
     def streamed(self) -> int:
         if self._call is not None:
@@ -148,8 +208,8 @@ class Relay:
         reply = self.reply
         began = reply.began
         shown = [reply.take(event) for event in events]
-        if reply.began and not began:
-            self._driver.first_token(self.live)
+        if reply.began and not began and not self._driver.first_token(self.live):
+            return
         if self.reading.stream:
             self._forward(shown)
 
@@ -175,13 +235,18 @@ class Relay:
     def _answer_headers(self) -> list[tuple[str, str]]:
         live = self.live
         pause = (live.dispatched or live.arrived) - live.arrived
-        return [
+        headers = [
             *self.dialect.engine_head(self._headers),
             ("x-agentsched-session", live.turn.session),
-            ("x-agentsched-replica", live.replica or ""),
+            ("x-agentsched-replica", live.decode or ""),
             ("x-agentsched-pause-ms", f"{pause / 1e6:.6f}"),
             ("x-agentsched-attempts", str(live.attempts)),
         ]
+        if live.prefill is not None:
+            headers.append(("x-agentsched-prefill", live.prefill))
+            if self._prefill_cached is not None:
+                headers.append(("x-agentsched-prefill-cached", str(self._prefill_cached)))
+        return headers
 
     def engine_end(self) -> None:
         self._call = None
@@ -203,8 +268,9 @@ class Relay:
         reply = self.reply
         usage = reported or Usage(self.live.turn.prompt.tokens, None, reply.tokens)
         tools = signals(list(reply.calls.values()), reply.text)
-        if not reply.began:
-            self._driver.first_token(self.live)
+        if not reply.began and not self._driver.first_token(self.live):
+            return
+        usage = self._in_legs(usage)
         headers = self._answer_headers()
         self._over = True
         self._exchange.on_gone = None
@@ -222,6 +288,13 @@ class Relay:
             self._exchange.data(tail)
         self._exchange.end()
 
+    def _in_legs(self, usage: Usage) -> Usage:
+        """Usage of a turn: what the prefill replica had cached is what was not computed. What came
+        from there a decoder counts as cached too."""
+        if self.live.prefill is None:
+            return usage
+        return replace(usage, cached=self._prefill_cached)
+
     def _engine_replied(self, body: bytes) -> None:
         """The engine answered in one piece: an error, or a request that cannot be streamed."""
         if self._status in RETRIED_STATUS:
@@ -230,7 +303,8 @@ class Relay:
         if self._status != 200:
             self._pass_error(body)
             return
-        self._driver.first_token(self.live)
+        if not self._driver.first_token(self.live):
+            return
         try:
             decoded = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -240,7 +314,7 @@ class Relay:
         headers = self._answer_headers()
         self._over = True
         self._exchange.on_gone = None
-        usage = usage or Usage(self.live.turn.prompt.tokens, None, 0)
+        usage = self._in_legs(usage or Usage(self.live.turn.prompt.tokens, None, 0))
         self._ended(self, usage)
         self._driver.finish(self.live, usage, _tools_of(decoded))
         kind = self._headers.get("content-type", "application/json")
@@ -254,10 +328,11 @@ class Relay:
         self._driver.fail(self.live, f"the engine answered {self._status}", again=False)
         self._exchange.reply(self._status, headers, self.dialect.engine_error(self._status, body))
 
-    def engine_lost(self, reason: str, *, unreachable: bool) -> None:
+    def decoder_lost(self, replica: str, reason: str, *, unreachable: bool) -> None:
         self._call = None
-        replica = self.live.replica
-        assert replica is not None
+        self.engine_lost(replica, reason, unreachable=unreachable)
+
+    def engine_lost(self, replica: str, reason: str, *, unreachable: bool) -> None:
         if unreachable:
             self._lost(replica, reason)
         else:
@@ -272,6 +347,7 @@ class Relay:
             self._retry(reason)
 
     def _retry(self, reason: str) -> None:
+        self.withdraw()  # the other leg, if there are two
         self._driver.fail(self.live, reason, again=True)
 
     def _give_up(self, status: int, reason: str) -> None:
@@ -306,10 +382,10 @@ class Relay:
 class _Attempt:
     """The receiver of one dispatch; deaf once the relay has moved on."""
 
-    __slots__ = ("_relay", "call", "over")
+    __slots__ = ("_relay", "_replica", "call", "over")
 
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
+    def __init__(self, relay: Relay, replica: str) -> None:
+        self._relay, self._replica = relay, replica
         self.call: Call | None = None
         self.over = False
 
@@ -325,7 +401,7 @@ class _Attempt:
 
     def lost(self, reason: str, *, unreachable: bool) -> None:
         self.over = True
-        self._relay.engine_lost(reason, unreachable=unreachable)
+        self._relay.decoder_lost(self._replica, reason, unreachable=unreachable)
 
 
 def _tools_of(body: Any) -> tuple[ToolSignal, ...]:

@@ -248,7 +248,7 @@ class Replayer:
         self._calls.pop(agent.session.id, None)
         self.counts.in_flight -= 1
         opened.attempts += outcome.attempts
-        opened.replica = outcome.replica
+        opened.replica, opened.prefill_replica = outcome.replica, outcome.prefill_replica
         opened.first_token = outcome.first_token
         opened.dispatched = opened.arrived + outcome.pause_ns
         opened.held = opened.held or outcome.pause_ns > 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -30,6 +30,7 @@ class Outcome:
     error: str | None
     retry_after_s: float | None
     replica: str | None
+    prefill_replica: str | None
     pause_ns: int
     attempts: int
     first_token: int | None
@@ -75,12 +76,18 @@ class StreamedAnswer:
         usage, error = self._ending(body)
         error = broken or error
         headers = self._headers
+        prefill = headers.get("x-agentsched-prefill")
+        if usage is not None and prefill is not None:
+            # What was handed over the decoder counts as cached: only the gateway knows better.
+            found = _number(headers.get("x-agentsched-prefill-cached"))
+            usage = replace(usage, cached=None if found is None else int(found))
         return Outcome(
             ok=self._status == 200 and error is None,
             status=self._status,
             error=error,
             retry_after_s=_number(headers.get("retry-after")),
             replica=headers.get("x-agentsched-replica"),
+            prefill_replica=prefill,
             pause_ns=round((_number(headers.get("x-agentsched-pause-ms")) or 0.0) * 1e6),
             attempts=int(_number(headers.get("x-agentsched-attempts")) or 1),
             first_token=first,

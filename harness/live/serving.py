@@ -24,13 +24,21 @@ from harness.live.gauges import Gauges, read_gauges
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer, Limits
 from harness.live.kv_events import KvStream, KvSubscriber
+from harness.live.legs import Bootstrap
 from harness.live.planners import ProcessPlanner
-from harness.live.polling import Poller, PollSettings, get, server_info_capacity
+from harness.live.polling import (
+    Poller,
+    PollSettings,
+    get,
+    server_info_bootstrap,
+    server_info_capacity,
+)
 from harness.live.turns import DriverSettings, Watcher
 from harness.live.wire import Sender
 from results.records import DecisionRecord
 from schedulers import registry
 from schedulers.base import Scheduler
+from schedulers.views import Role
 
 READY_POLL_S = 0.5
 DECISIONS_KEPT = 10_000
@@ -91,6 +99,8 @@ class ServedGateway:
         observer: sees complete turns with their text.
         decision: is given every record of the decision log.
         kv_events: addresses of KV-event publishers by replica id.
+        roles: by replica id; those left out do everything.
+        bootstrap_ports: of SGLang prefill replicas by id, where `/get_server_info` does not tell.
         speed: virtual seconds per real second (emulation).
     """
 
@@ -107,6 +117,8 @@ class ServedGateway:
         decision: Callable[[DecisionRecord], None] | None = None,
         on_gauges: Callable[[str, Gauges], None] | None = None,
         kv_events: Mapping[str, str] | None = None,
+        roles: Mapping[str, Role] | None = None,
+        bootstrap_ports: Mapping[str, int] | None = None,
         speed: float = 1.0,
     ) -> None:
         self.settings = settings or ServeSettings()
@@ -115,6 +127,8 @@ class ServedGateway:
         self._observer, self._decision, self._speed = observer, decision, speed
         self._on_gauges = on_gauges
         self._kv_events = dict(kv_events or {})
+        self._roles = dict(roles or {})
+        self._bootstrap_ports = dict(bootstrap_ports or {})
         self._subscribers: list[KvSubscriber] = []
         self.clients = {name: HttpClient(url) for name, url in zip(names, backends, strict=True)}
         self._event_log_path = event_log
@@ -142,7 +156,11 @@ class ServedGateway:
         self.failure = loop.create_future()
         share = self.settings.capacity_share
         replicas = [
-            ReplicaConfig(name, "mixed", Capacity(await self._capacity(name), share=share))
+            ReplicaConfig(
+                name,
+                self._roles.get(name, "mixed"),
+                Capacity(await self._capacity(name), share=share),
+            )
             for name in self.clients
         ]
         self.clock = clock = LoopClock(loop, self._speed)
@@ -158,9 +176,19 @@ class ServedGateway:
         )
         senders: dict[str, Sender] = dict(self.clients)
         settings = self.settings.gateway
-        if self.settings.probe_apis:
+        prefillers = [name for name in self.clients if self._roles.get(name) == "prefill"]
+        if prefillers:
+            # Two legs are done with chat completions and completions: all engines agree on those.
+            settings = replace(settings, passed=frozenset())
+        elif self.settings.probe_apis:
             settings = replace(settings, passed=await self._engine_apis())
         self.gateway = Gateway(self.driver, senders, settings)
+        self.gateway.bootstraps = {
+            name: Bootstrap(self.clients[name].host, port)
+            for name in prefillers
+            for port in [await self._bootstrap_port(name)]
+            if port is not None
+        }
         self.gateway.observer = self._observer
         admin = Admin(self.gateway, self.policy.scheduler.name, self._decisions)
 
@@ -239,6 +267,13 @@ class ServedGateway:
             found = frozenset(paths) & {"/v1/messages", "/v1/responses"}
             common = found if common is None else common & found
         return common or frozenset()
+
+    async def _bootstrap_port(self, name: str) -> int | None:
+        """Where an SGLang prefill replica meets decoders; None: it is not SGLang's."""
+        if name in self._bootstrap_ports:
+            return self._bootstrap_ports[name]
+        status, info = await fetch(self.clients[name], "/get_server_info")
+        return server_info_bootstrap(info) if status == 200 else None
 
     async def _capacity(self, name: str) -> int | None:
         """Wait for the replica and ask for its KV tokens; None if it does not tell."""

@@ -59,6 +59,12 @@ class LiveTurn:
     """The session ends with it, unless it fails (then it may be sent again)."""
     attempt: int | None = None
     replica: str | None = None
+    """The one that works on it: the prefill replica until its leg ends, then `decode`."""
+    decode: str | None = None
+    """Of the last dispatch, as `prefill`."""
+    prefill: str | None = None
+    leg_ended: int | None = None
+    """When the prefill leg of the last dispatch ended."""
     dispatched: int | None = None
     attempts: int = 0
     first_token: int | None = None
@@ -93,6 +99,26 @@ class LiveSession:
             self.repeats += 1
             name = f"{self.id}/{index}.{self.repeats}"
         return index, name
+
+
+@dataclass(slots=True)
+class LegTimes:
+    """Totals of turns in two legs, as the gateway sees them; nanoseconds."""
+
+    prefill_legs: int = 0
+    prefill_ns: int = 0
+    """From dispatch to the end of the prefill leg."""
+    handovers: int = 0
+    handover_ns: int = 0
+    """From there to the decoder's first token: its queue, the transfer, one step."""
+
+    def prefilled(self, spent_ns: int) -> None:
+        self.prefill_legs += 1
+        self.prefill_ns += spent_ns
+
+    def handed_over(self, spent_ns: int) -> None:
+        self.handovers += 1
+        self.handover_ns += spent_ns
 
 
 class Watcher(Protocol):
