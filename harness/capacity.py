@@ -5,6 +5,10 @@ For each GPU of a replica:
     kv = memory x gpu_memory_utilization - weights / tensor_parallel - overhead
 
 `overhead` (activations, CUDA graphs, NCCL buffers) is an estimate, within 2 GiB: a setting.
+
+With data parallelism each copy has this for itself. With expert parallelism the experts' part of
+the weights is divided by all GPUs of the replica instead of by tensor_parallel. That part follows
+from the parameter counts: all - active = (count - active experts) x one expert.
 """
 
 from __future__ import annotations
@@ -47,6 +51,9 @@ class ReplicaPlan:
     """What gpu_memory_utilization leaves alone."""
     context_limit: int
     """Tokens of prompt and output that one turn may have here."""
+    data_parallel: int = 1
+    """Copies with a KV cache each; `kv_blocks` and `kv_tokens` count all of them."""
+    expert_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +176,23 @@ def _plan(
     kv_width: float,
 ) -> ReplicaPlan:
     ranks = spec.tensor_parallel
+    if spec.expert_parallel and model.experts is None:
+        raise TopologyError(
+            f"{model.name} has no experts to spread over the GPUs of replica r{index}",
+            "leave expert_parallel out, or choose a mixture-of-experts model",
+        )
     if model.heads % ranks:
         raise TopologyError(
             f"{model.name} has {model.heads} attention heads, which {ranks} GPUs cannot share "
             "evenly",
             "set tensor_parallel to a divisor of the heads",
         )
-    weights = model.weights_gib / ranks
+    weights, division = _weights(model, spec)
     kv_gib = spec.kv_cache_gib
     usable = spec.node.gpu.memory_gib * spec.gpu_memory_utilization
     if kv_gib is None:
         kv_gib = usable - weights - overhead_gib
-    arithmetic = _arithmetic(model, spec, weights, overhead_gib, kv_gib)
+    arithmetic = _arithmetic(spec, f"weights {division}", overhead_gib, kv_gib)
     if weights + overhead_gib + max(kv_gib, 0.0) > spec.node.gpu.memory_gib or kv_gib <= 0:
         raise TopologyError(
             f"{model.name} does not fit replica r{index}: {arithmetic}",
@@ -195,6 +207,7 @@ def _plan(
             "use more tensor_parallel, or raise gpu_memory_utilization or kv_cache_gib",
         )
     tokens = blocks * block_size
+    copies = spec.data_parallel
     if max_model_len is not None and max_model_len > tokens:
         raise TopologyError(
             f"max_model_len {max_model_len:,} is more than the {tokens:,} tokens of KV cache that "
@@ -207,13 +220,13 @@ def _plan(
         role=spec.role,
         node=spec.node,
         gpu=spec.node.gpu,
-        gpus=ranks,
+        gpus=spec.gpus,
         tensor_parallel=ranks,
         gpu_memory_utilization=spec.gpu_memory_utilization,
         power_cap_w=spec.power_cap_w,
         block_size=block_size,
-        kv_blocks=blocks,
-        kv_tokens=tokens,
+        kv_blocks=blocks * copies,
+        kv_tokens=tokens * copies,
         kv_bytes_per_token=per_token,
         kv_bytes_per_sequence=model.kv.bytes_per_sequence,
         weights_gib=weights,
@@ -221,17 +234,38 @@ def _plan(
         kv_gib=kv_gib,
         unused_gib=spec.node.gpu.memory_gib - weights - overhead_gib - kv_gib,
         context_limit=min(max_model_len or model.context_limit, tokens),
+        data_parallel=copies,
+        expert_parallel=spec.expert_parallel,
     )
 
 
-def _arithmetic(
-    model: Model, spec: ReplicaSpec, weights: float, overhead: float, kv_gib: float
-) -> str:
+def expert_share(model: Model) -> float:
+    """Share of the parameters that are experts': 0 for a dense model."""
+    if model.experts is None or model.experts.count == model.experts.active:
+        return 0.0
+    one = (model.params_b - model.active_params_b) / (model.experts.count - model.experts.active)
+    return min(one * model.experts.count / model.params_b, 1.0)
+
+
+def _weights(model: Model, spec: ReplicaSpec) -> tuple[float, str]:
+    """GiB on each GPU, and how that came about."""
+    ranks = spec.tensor_parallel
+    share = expert_share(model)
+    if not spec.expert_parallel or spec.data_parallel == 1 or not share:
+        weights = model.weights_gib / ranks
+        return weights, f"{model.weights_gib:.2f} / {ranks} = {weights:.2f} GiB"
+    experts = model.weights_gib * share
+    rest = model.weights_gib - experts
+    weights = rest / ranks + experts / spec.gpus
+    return (
+        weights,
+        f"{rest:.2f} / {ranks} + experts {experts:.2f} / {spec.gpus} = {weights:.2f} GiB",
+    )
+
+
+def _arithmetic(spec: ReplicaSpec, weights: str, overhead: float, kv_gib: float) -> str:
     gpu = spec.node.gpu
-    taken = (
-        f"weights {model.weights_gib:.2f} / {spec.tensor_parallel} = {weights:.2f} GiB, overhead "
-        f"{overhead:.2f} GiB (estimate)"
-    )
+    taken = f"{weights}, overhead {overhead:.2f} GiB (estimate)"
     if spec.kv_cache_gib is not None:
         return f"{gpu.name} {gpu.memory_gib:.2f} GiB; {taken}, KV set to {kv_gib:.2f} GiB"
     return (
@@ -246,6 +280,8 @@ def _kind(plan: ReplicaPlan) -> tuple[object, ...]:
         plan.role,
         plan.gpu.name,
         plan.tensor_parallel,
+        plan.data_parallel,
+        plan.expert_parallel,
         plan.kv_blocks,
         plan.power_cap_w,
         plan.gpu_memory_utilization,

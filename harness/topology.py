@@ -5,11 +5,15 @@ A topology is a YAML file, shipped or the user's own:
     name: 1p3d-a40
     description: one prefill and three decode replicas
     gpu_memory_utilization: 0.9      # share of each GPU an engine may take
+    base_port: 8100                  # real engines: the first replica's port, then one more each
     nodes:
       - {gpu: a40, gpus: 1, count: 4}
     replicas:
-      - {role: prefill, tensor_parallel: 1}
+      - {role: prefill, tensor_parallel: 1, port: 9000}
       - {role: decode, tensor_parallel: 1, count: 3, power_cap_w: 200}
+
+A replica may also have `data_parallel: N` (N copies of its layers behind one URL, on N x
+tensor_parallel GPUs) and `expert_parallel: true` (experts spread over all those GPUs).
 
 Replicas take free GPUs node by node, in the order written; none spans two nodes.
 """
@@ -38,7 +42,11 @@ ROLES = ("mixed", "prefill", "decode")
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 """vLLM's default up to 0.19; newer releases use 0.92."""
 
+DEFAULT_BASE_PORT = 8100
+"""Of real engines. Our choice, beside vLLM's 8000 and SGLang's 30000, which are often taken."""
+
 _MAX_REPLICAS = 10_000
+_MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """One engine instance: `tensor_parallel` GPUs of one node behind one URL."""
+    """One engine instance behind one URL, on `gpus` GPUs of one node."""
 
     node: Node
     tensor_parallel: int
@@ -62,6 +70,19 @@ class ReplicaSpec:
     """Of each GPU; the board power where none is set."""
     kv_cache_gib: float | None = None
     """Fixes the memory of the KV cache on each GPU, as vLLM's --kv-cache-memory-bytes does."""
+    data_parallel: int = 1
+    """Copies of the attention layers (of all layers, without expert_parallel), each with its own
+    KV cache, on `tensor_parallel` GPUs each."""
+    expert_parallel: bool = False
+    """Experts are spread over all GPUs of the replica instead of being cut in each copy."""
+    first_gpu: int = 0
+    """Number, on its node, of the first of its GPUs; the others follow."""
+    port: int | None = None
+    """Of a real engine's API; None: counted up from the topology's base_port."""
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel * self.data_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +93,7 @@ class Topology:
     description: str
     nodes: tuple[Node, ...]
     replicas: tuple[ReplicaSpec, ...]
+    base_port: int = DEFAULT_BASE_PORT
 
     def with_utilization(self, gpu_memory_utilization: float) -> Topology:
         """The same with another share of each GPU."""
@@ -122,6 +144,7 @@ def read_topology(document: Document) -> Topology:
     name = fields.text("name")
     description = fields.text("description", name)
     utilization = fields.number("gpu_memory_utilization", DEFAULT_GPU_MEMORY_UTILIZATION, most=1.0)
+    base_port = _port(fields, "base_port", DEFAULT_BASE_PORT)
     nodes = tuple(node for group in fields.groups("nodes") for node in _read_nodes(group))
     nodes = tuple(replace(node, name=f"node{i}") for i, node in enumerate(nodes))
     free = {node.name: node.gpus for node in nodes}
@@ -129,7 +152,8 @@ def read_topology(document: Document) -> Topology:
     for group in fields.groups("replicas"):
         replicas += _read_replicas(group, nodes, free, utilization)
     fields.done()
-    return Topology(name, description, nodes, tuple(replicas))
+    _refuse_shared_ports(fields, replicas)
+    return Topology(name, description, nodes, tuple(replicas), base_port)
 
 
 def _read_nodes(fields: Fields) -> list[Node]:
@@ -147,6 +171,23 @@ def _count(fields: Fields) -> int:
     return count
 
 
+def _port(fields: Fields, key: str, default: int) -> int:
+    port = fields.whole(key, default)
+    if port > _MAX_PORT:
+        raise fields.error(key, f"is above {_MAX_PORT}", "write a port number")
+    return port
+
+
+def _refuse_shared_ports(fields: Fields, replicas: list[ReplicaSpec]) -> None:
+    seen: set[int] = set()
+    for replica in replicas:
+        if replica.port is not None and replica.port in seen:
+            raise fields.error(
+                "replicas", f"gives port {replica.port} to two replicas", "give each its own port"
+            )
+        seen.update([replica.port] if replica.port is not None else [])
+
+
 def _read_replicas(
     fields: Fields, nodes: tuple[Node, ...], free: dict[str, int], utilization: float
 ) -> list[ReplicaSpec]:
@@ -156,11 +197,17 @@ def _read_replicas(
     share = fields.number("gpu_memory_utilization", utilization, most=1.0)
     cap = fields.optional_number("power_cap_w")
     kv_cache_gib = fields.optional_number("kv_cache_gib")
+    data_parallel = fields.whole("data_parallel", 1)
+    expert_parallel = fields.flag("expert_parallel", False)
+    port = _port(fields, "port", 1) if "port" in fields else None
     count = _count(fields)
+    if port is not None and count > 1:
+        raise fields.error("port", f"is one port for {count} replicas", "write one item for each")
     fields.done()
     placed = []
     for _ in range(count):
-        node = _place(fields, nodes, free, tensor_parallel, wanted)
+        ranks = tensor_parallel * data_parallel
+        node = _place(fields, nodes, free, ranks, wanted)
         limit = node.gpu.power
         if cap is not None and not limit.idle_w.value < cap <= limit.cap_w:
             raise fields.error(
@@ -170,7 +217,18 @@ def _read_replicas(
                 "set a cap between the two",
             )
         placed.append(
-            ReplicaSpec(node, tensor_parallel, role, share, cap or limit.cap_w, kv_cache_gib)
+            ReplicaSpec(
+                node=node,
+                tensor_parallel=tensor_parallel,
+                role=role,
+                gpu_memory_utilization=share,
+                power_cap_w=cap or limit.cap_w,
+                kv_cache_gib=kv_cache_gib,
+                data_parallel=data_parallel,
+                expert_parallel=expert_parallel,
+                first_gpu=node.gpus - free[node.name] - ranks,
+                port=port,
+            )
         )
     return placed
 
@@ -179,18 +237,18 @@ def _place(
     fields: Fields,
     nodes: tuple[Node, ...],
     free: dict[str, int],
-    tensor_parallel: int,
+    gpus_each: int,
     wanted: str | None,
 ) -> Node:
     for node in nodes:
-        if free[node.name] >= tensor_parallel and wanted in (None, node.gpu.name):
-            free[node.name] -= tensor_parallel
+        if free[node.name] >= gpus_each and wanted in (None, node.gpu.name):
+            free[node.name] -= gpus_each
             return node
     kind = f" {wanted}" if wanted else ""
     raise fields.error(
         None,
-        f"needs a node with {tensor_parallel} free{kind} GPUs for each replica, and none is left",
-        "add nodes, or ask for fewer replicas or less tensor_parallel",
+        f"needs a node with {gpus_each} free{kind} GPUs for each replica, and none is left",
+        "add nodes, or ask for fewer replicas or less tensor_parallel or data_parallel",
     )
 
 
