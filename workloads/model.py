@@ -5,6 +5,7 @@ Token counts are those of the trace's own tokenizer; durations are seconds.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -105,13 +106,16 @@ class PromptBuilder:
     """Names the text of each turn so that equal names mean equal text.
 
     An append-only session is one growing segment. A prompt that drops or cuts what it had opens a
-    new segment after the cut.
+    new segment after the cut. It holds the earlier replies that end within what it keeps, and that
+    of the turn it keeps if it keeps that turn's whole prompt: the reply may come back rewritten
+    (without its reasoning), as part of the new tokens.
     """
 
     session: Session
     bytes_per_token: float = 4.0
     _lines: list[tuple[Segment, ...]] = field(default_factory=list)
-    _replies: list[int] = field(default_factory=list)
+    _replies: list[tuple[int, ...]] = field(default_factory=list)
+    """For each turn, where the earlier replies in its prompt end, in tokens, ascending."""
 
     def prompts(self) -> Iterator[Prompt]:
         """One Prompt a turn, in order."""
@@ -120,14 +124,15 @@ class PromptBuilder:
 
     def _prompt(self, index: int) -> Prompt:
         turn = self.session.turns[index]
+        replies: tuple[int, ...] = ()
         if turn.kept_turn is None:
             base: list[Segment] = [s for s in turn.shared if s.tokens > 0]
-            whole, replies = False, 0
+            whole = False
         else:
             line = self._lines[turn.kept_turn]
             base = _cut(line, turn.kept_tokens)
             whole = turn.kept_turn == index - 1 and turn.kept_tokens == _tokens(line)
-            replies = self._replies[turn.kept_turn]
+            replies = self._kept_replies(turn.kept_turn, turn.kept_tokens)
         own = base[-1].id if whole else f"{self.session.id}#{index}"
         new_bytes = turn.new_bytes
         if new_bytes is None:
@@ -135,8 +140,14 @@ class PromptBuilder:
         prompt = _append(base, own, turn.new_tokens, new_bytes)
         output_bytes = round(turn.output_tokens * self.bytes_per_token)
         self._lines.append(tuple(_append(prompt, own, turn.output_tokens, output_bytes)))
-        self._replies.append(replies + 1)
-        return Prompt(tuple(prompt), own, replies)
+        self._replies.append(replies)
+        return Prompt(tuple(prompt), own, len(replies))
+
+    def _kept_replies(self, turn: int, tokens: int) -> tuple[int, ...]:
+        ends = self._replies[turn]
+        if tokens >= self.session.turns[turn].prompt_tokens:
+            return (*ends, tokens)
+        return ends[: bisect_right(ends, tokens)]
 
 
 def _tokens(line: tuple[Segment, ...]) -> int:

@@ -34,3 +34,20 @@ def common_prefix(one: Sequence[Token], other: Sequence[Token]) -> int:
             break
         length += 1
     return length
+
+
+def literal_replies(session: Session) -> list[int]:
+    """Earlier replies in every turn's prompt, counted at its last token."""
+    marks: list[list[int]] = []
+    counts: list[int] = []
+    for turn in session.turns:
+        mark: list[int] = [0] * turn.prompt_tokens
+        if turn.kept_turn is not None:
+            before = session.turns[turn.kept_turn]
+            kept = marks[turn.kept_turn][: turn.kept_tokens]
+            mark[: len(kept)] = kept
+            if turn.kept_tokens >= before.prompt_tokens:
+                mark[turn.kept_tokens - 1] += 1
+        counts.append(sum(mark))
+        marks.append(mark + [0] * turn.output_tokens)
+    return counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from tests.oracles.workloads_text import common_prefix, literal_prompts
+from tests.oracles.workloads_text import common_prefix, literal_prompts, literal_replies
 from tests.workloads.strategies import families
 from workloads.model import Prompt, PromptBuilder, Segment, Session, TurnSpec
 from workloads.stats import InfiniteCache, trace_stats
@@ -78,4 +78,34 @@ def test_replies_and_bytes_of_a_branch() -> None:
     assert second.segments == (Segment("x#0", 16, 124),)
     # A branch: 5 of the 14 tokens, 116 bytes * 5 // 14 = 41; the new token opens its own segment.
     assert third.segments == (Segment("x#0", 5, 41), Segment("x#2", 1, 4))
-    assert [p.assistant_messages for p in (first, second, third)] == [0, 1, 1]
+    # The branch keeps half of the first prompt: the reply behind it is gone.
+    assert [p.assistant_messages for p in (first, second, third)] == [0, 1, 0]
+
+
+def test_a_cut_prompt_drops_the_replies_behind_the_cut() -> None:
+    session = Session(
+        "x",
+        (
+            TurnSpec(10, 4),
+            TurnSpec(6, 5, kept_turn=0, kept_tokens=14),
+            TurnSpec(2, 3, kept_turn=1, kept_tokens=25),
+            # Replies end at 14 and 25 of turn 2's prompt of 27 tokens: 24 tokens hold the first.
+            TurnSpec(9, 1, kept_turn=2, kept_tokens=24),
+            # 13 tokens cut the only reply left.
+            TurnSpec(9, 1, kept_turn=3, kept_tokens=13),
+            # The whole prompt of 22 tokens is kept, the reply comes back rewritten.
+            TurnSpec(9, 1, kept_turn=4, kept_tokens=22),
+            TurnSpec(9, 1),
+        ),
+        "w",
+        "recorded",
+    )
+    assert [p.assistant_messages for p in PromptBuilder(session).prompts()] == [0, 1, 2, 1, 0, 1, 0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(families())
+def test_replies_are_those_whose_last_token_is_kept(sessions: list[Session]) -> None:
+    for session in sessions:
+        held = literal_replies(session)
+        assert [p.assistant_messages for p in PromptBuilder(session).prompts()] == held
