@@ -62,14 +62,15 @@ class Claim:
     def fits_topology(self, name: str) -> bool:
         """Whether one of our topologies, by its name, is the one of the claim.
 
-        `4 nodes x 2xH100` is our `4x2xh100`, `A40: 300 W prefiller, 200 W decoders` our
-        `a40-300w-200w`, and `A40 cluster` any of ours on A40 alone without power limits.
+        `4 nodes x 2xH100` is our `4x2xh100`, `A40: 300 W prefiller, 200 W decoders` any of ours
+        that ends in `a40-300w-200w`, and `A40 cluster` any of ours on A40 alone without power
+        limits.
         """
         text = self.topology or ""
         if nodes := re.match(r"(\d+) nodes? x (\d+)x(\w+)", text):
             return name == "x".join(nodes.groups()).lower()
         if limits := re.match(r"(\w+): (\d+) W \w+, (\d+) W", text):
-            return name == "{}-{}w-{}w".format(*limits.groups()).lower()
+            return name.endswith("{}-{}w-{}w".format(*limits.groups()).lower())
         if cluster := re.fullmatch(r"(\w+) cluster", text):
             return name.endswith(cluster[1].lower())
         return not text or name == text

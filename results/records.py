@@ -55,6 +55,13 @@ class TurnRecord:
     longest_gap: int | None
     """Longest time between two successive tokens of this turn; None where not observed."""
     error: str | None = None
+    prefilled: int | None = None
+    """The prefill leg ended; None of a turn in one leg, or where not observed."""
+    kv_sent: int | None = None
+    """KV computed elsewhere set out for this turn's replica, from its prefill replica or a shared
+    store (the last time, if there were several); None without a transfer, or where not observed."""
+    kv_received: int | None = None
+    """It was there; kv_received - kv_sent is the transfer, waiting for the link included."""
 
 
 @dataclass(frozen=True, slots=True)

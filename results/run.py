@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from agentsched import RunDirectoryError
 from results.cells import CellId, disk
 from results.frames import arrow_schema
 from results.records import Label, TurnRecord
-from results.writer import LOGS
+from results.writer import LOGS, PACKED
 
 if TYPE_CHECKING:
     from results.store import CellState
@@ -95,7 +97,10 @@ class Run:
         return pd.concat(parts, ignore_index=True)
 
     def table(self, cell: CellId, kind: str) -> pd.DataFrame:
-        """`turns`, `sessions` or `replicas` of one finished cell."""
+        """`turns`, `sessions` or `replicas` of one finished cell.
+
+        What a run of an earlier version did not record is there and unknown.
+        """
         path = self.path / "cells" / cell.name / f"{kind}.parquet"
         if not path.is_file():
             raise RunDirectoryError(
@@ -103,20 +108,36 @@ class Run:
             )
         with disk(path, "read"):
             try:
-                frame: pd.DataFrame = parquet.read_table(path).to_pandas()
+                found = parquet.read_table(path)
             except pa.ArrowInvalid as error:
                 raise RunDirectoryError(
                     f"{path}: damaged ({error})", "remove the folder it is in and run it again"
                 ) from error
+        wanted = arrow_schema(LOGS[kind][1])
+        for field in wanted:
+            if field.name not in found.column_names:
+                found = found.append_column(field, pa.nulls(len(found), field.type))
+        frame: pd.DataFrame = found.to_pandas()
         return frame
 
     def decisions(self, cell: CellId) -> Iterator[dict[str, Any]]:
         """The decision log of a cell, line by line."""
-        path = self.path / "cells" / cell.name / LOGS["decisions"][0]
-        with disk(path, "read"), path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+        folder = self.path / "cells" / cell.name
+        path = folder / PACKED
+        packed = path.is_file()  # an unfinished cell, and one of an earlier version, has it plain
+        path = path if packed else folder / LOGS["decisions"][0]
+        with (
+            disk(path, "read"),
+            (gzip.open if packed else open)(path, "rt", encoding="utf-8") as log,
+        ):
+            try:
+                for line in log:
+                    if line.endswith("\n"):
+                        yield json.loads(line)
+            except (ValueError, EOFError, zlib.error) as error:
+                raise RunDirectoryError(
+                    f"{path}: damaged ({error})", "remove the folder it is in and run it again"
+                ) from error
 
     def unfinished(self) -> list[CellState]:
         return [state for state in self.states if state.status != "done"]
@@ -146,13 +167,14 @@ def read_log(path: Path) -> pd.DataFrame:
         RunDirectoryError: another line is damaged, which no kill can do; names the line.
     """
     names = [f.name for f in fields(TurnRecord)]
+    later = {f.name: f.default for f in fields(TurnRecord) if f.default is not MISSING}
     columns: dict[str, list[Any]] = {name: [] for name in names}
     with disk(path, "read"), path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 break
             try:
-                turn = json.loads(line)
+                turn = later | json.loads(line)
                 values = [turn[name] for name in names]
             except (ValueError, KeyError) as error:
                 raise RunDirectoryError(

@@ -4,14 +4,23 @@ Tasks of one run share a cluster, so they are not independent: the unit of resam
 The same seed gives every scheduler the same sessions (common random numbers), so seeds are drawn
 jointly, for all schedulers at once, and differences are taken inside each draw.
 
-Percentile intervals of few seeds are too narrow: of normally distributed values, the nominal 95 %
-hold the true mean in 84 % of cases with five seeds, 90 % with ten, 93 % with twenty.
+The plain percentile interval of few seeds is too narrow: of normally distributed values, nominal 95
+% hold the true mean in 84 % of cases with five seeds. So the percentiles are moved outwards as
+Student's t and the n - 1 in a variance ask for: the expanded percentile interval (T. Hesterberg,
+"What Teachers Should Know About the Bootstrap", The American Statistician 69, 2015). It holds the
+mean in 92 % of cases with five seeds, 94 % with ten, 95 % with twenty; of exponentially distributed
+values in 87, 91 and 93 % (4,000 samples of each; plain: 78, 87 and 90 %). No interval made of
+resamples leaves the range of the seeds, so below five it cannot hold more than 50 % (two seeds), 75
+% (three) or 88 % (four).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +80,7 @@ def bootstrap_generator() -> np.random.Generator:
 def estimate(
     values: Sequence[float], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> Estimate:
-    """Mean over seeds and its percentile-bootstrap interval.
+    """Mean over seeds and its expanded percentile-bootstrap interval.
 
     Raises:
         ValueError: no values.
@@ -81,7 +90,7 @@ def estimate(
     data = np.asarray(values, np.float64)
     interval = None
     if data.size >= FEWEST_SEEDS:
-        interval = _percentile(data[_draws(data.size, rng, resamples)].mean(axis=1))
+        interval = _percentile(data[_draws(data.size, rng, resamples)].mean(axis=1), data.size)
     return Estimate(float(data.mean()), interval, data.size)
 
 
@@ -120,7 +129,7 @@ def difference(
         drawn = theirs[:, draws].mean(axis=2)
         bests = drawn.min(axis=0) if better == "lower" else drawn.max(axis=0)
         if not (bests == 0).any():
-            interval = _percentile(_gain(own[draws].mean(axis=1), bests, better))
+            interval = _percentile(_gain(own[draws].mean(axis=1), bests, better), len(seeds))
     point = _gain(own.mean(keepdims=True), means[best : best + 1], better)
     return Difference(float(point[0]), interval, len(seeds), rivals[best])
 
@@ -151,7 +160,8 @@ def paired_difference(
         draws = _draws(len(seeds), rng, resamples)
         olds = old[draws].mean(axis=1)
         if not (olds == 0).any():
-            interval = _percentile(100 * (new[draws].mean(axis=1) - olds) / olds)
+            changes = 100 * (new[draws].mean(axis=1) - olds) / olds
+            interval = _percentile(changes, len(seeds))
     return float(100 * (new.mean() - old.mean()) / old.mean()), interval, len(seeds)
 
 
@@ -206,7 +216,44 @@ def _draws(n: int, rng: np.random.Generator, resamples: int) -> NDArray[np.int64
     return rng.integers(0, n, size=(resamples, n))
 
 
-def _percentile(drawn: NDArray[np.float64]) -> Interval:
-    tail = 100 * (1 - CONFIDENCE) / 2
+def _percentile(drawn: NDArray[np.float64], n: int) -> Interval:
+    tail = 100 * tail_share(n)
     low, high = np.percentile(drawn, [tail, 100 - tail])
     return Interval(float(low), float(high))
+
+
+@cache
+def tail_share(n: int) -> float:
+    """Share of the resamples of n seeds outside each end of a 95 % interval.
+
+    Phi(-sqrt(n / (n - 1)) t), t being the 97.5 % point of Student's distribution with n - 1 degrees
+    of freedom; 2.5 % as n grows.
+    """
+    stretch = math.sqrt(n / (n - 1)) * _student_bound(n - 1)
+    return NormalDist().cdf(-stretch)
+
+
+def _student_bound(freedom: int) -> float:
+    """t such that |T| <= t with the probability CONFIDENCE, by bisection."""
+    low, high = 0.0, 100.0
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if _student_inside(middle, freedom) < CONFIDENCE:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _student_inside(t: float, freedom: int) -> float:
+    """P(|T| <= t) for a whole number of degrees of freedom (Abramowitz and Stegun, 26.7.3-4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    square = math.cos(angle) ** 2
+    odd = freedom % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= square * (k - 1) / k
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return (angle + (math.sin(angle) * total if freedom > 1 else 0.0)) * 2 / math.pi

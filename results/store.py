@@ -19,7 +19,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from agentsched import RunDirectoryError
+from agentsched import RunDirectoryError, __version__
 from results.cells import LAYOUT, CellId, canonical_json, disk, put_atomically
 from results.records import Label
 from results.run import Run
@@ -295,10 +295,7 @@ def _cell_id(value: Any, path: Path) -> CellId:
 def _read_manifest(root: Path) -> dict[str, Any]:
     manifest = _read_json(root / "manifest.json")
     if manifest.get("layout") != LAYOUT:
-        raise RunDirectoryError(
-            f"{root}: layout {manifest.get('layout')!r}, but this version reads layout {LAYOUT}",
-            "report it with the agentsched version that its manifest names, or run it again",
-        )
+        raise _other_layout(root, manifest)
     try:
         label_of(manifest)
     except ValueError as error:
@@ -309,6 +306,18 @@ def _read_manifest(root: Path) -> dict[str, Any]:
     if not isinstance(workloads, dict) or not all(isinstance(w, dict) for w in workloads.values()):
         raise _damaged(root / "manifest.json", "`workloads` does not say what they are")
     return manifest
+
+
+def _other_layout(root: Path, manifest: Mapping[str, Any]) -> RunDirectoryError:
+    versions = manifest.get("versions")
+    writer = versions.get("agentsched") if isinstance(versions, dict) else None
+    by = f" (written by agentsched {writer})" if isinstance(writer, str) else ""
+    which = f"agentsched {writer}" if by else "the agentsched version that wrote it"
+    return RunDirectoryError(
+        f"{root}: layout {manifest.get('layout')!r}{by}, but this version ({__version__}) reads "
+        f"layout {LAYOUT}",
+        f"report it with {which}, or run it again into another folder with `-o`",
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

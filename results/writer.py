@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from json import JSONEncoder
@@ -27,7 +29,12 @@ LOGS = {
     "replicas": ("replicas.jsonl", ReplicaRecord),
     "decisions": ("decisions.jsonl", DecisionRecord),
 }
-"""Append-only files of a cell and what a line of each holds."""
+"""Append-only files of a cell while it runs and what a line of each holds.
+
+A done cell has TABLES in their place, which hold every field of every record, and PACKED.
+"""
+TABLES = ("turns", "sessions", "replicas")
+PACKED = "decisions.jsonl.gz"
 
 _BOOL = ("false", "true")
 _encode = JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -143,7 +150,11 @@ class CellWriter:
             for name, content in tables.items():
                 _put_parquet(f"{name}.parquet", content, self._directory)
             put_atomically("timing.json", canonical_json(walls), self._directory)
+            _pack(LOGS["decisions"][0], PACKED, self._directory)
             put_atomically("summary.json", canonical_json(summary), self._directory)
+            # Only now: whatever happens before, each record is in at least one file on disk.
+            for name, _ in LOGS.values():
+                os.unlink(name, dir_fd=self._directory)
         self._release()
         return summary
 
@@ -228,6 +239,22 @@ def _put_parquet(name: str, content: Any, directory: int) -> None:
         os.fsync(file.fileno())
 
 
+def _pack(source: str, target: str, directory: int) -> None:
+    """A compressed copy of a log; the same log gives the same bytes."""
+
+    def reader(path: str, flags: int) -> int:
+        return os.open(path, flags, dir_fd=directory)
+
+    with create(target, directory) as file:
+        with (
+            open(source, "rb", opener=reader) as log,
+            gzip.GzipFile("", "wb", compresslevel=3, fileobj=file, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(log, packed, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _columns(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
@@ -263,5 +290,7 @@ def _turn_line(t: TurnRecord) -> str:
         f'"visible":{_BOOL[t.visible]},"last":{_BOOL[t.last]},"held":{_BOOL[t.held]},'
         f'"moved":{_BOOL[t.moved]},"tool_end":{_number(t.tool_end)},'
         f'"tool_s":{float(t.tool_s)!r},"wait_s":{float(t.wait_s)!r},'
-        f'"longest_gap":{_number(t.longest_gap)},"error":{_text(t.error)}}}\n'
+        f'"longest_gap":{_number(t.longest_gap)},"error":{_text(t.error)},'
+        f'"prefilled":{_number(t.prefilled)},"kv_sent":{_number(t.kv_sent)},'
+        f'"kv_received":{_number(t.kv_received)}}}\n'
     )

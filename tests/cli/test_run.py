@@ -72,7 +72,7 @@ def test_same_seed_same_bytes_whatever_runs_beside_it(tmp_path: Path) -> None:
     one, two = summaries(tmp_path / "one"), summaries(tmp_path / "two")
     assert len(one) == 6
     assert one == two
-    for kind in ("events.jsonl", "sessions.jsonl", "replicas.jsonl", "decisions.jsonl"):
+    for kind in ("turns.parquet", "sessions.parquet", "replicas.parquet", "decisions.jsonl.gz"):
         for cell in one:
             ours, theirs = (tmp_path / run / "cells" / cell / kind for run in ("one", "two"))
             assert ours.read_bytes() == theirs.read_bytes()
@@ -81,7 +81,7 @@ def test_same_seed_same_bytes_whatever_runs_beside_it(tmp_path: Path) -> None:
 def test_other_seed_other_order(tmp_path: Path) -> None:
     spec = tiny_spec(tmp_path, seeds=[0, 1])
     assert agentsched("run", spec, "-o", "out", cwd=tmp_path).returncode == 0
-    logs = [p.read_bytes() for p in (tmp_path / "out/cells").glob("*/events.jsonl")]
+    logs = [p.read_bytes() for p in (tmp_path / "out/cells").glob("*/turns.parquet")]
     assert logs[0] != logs[1]
 
 

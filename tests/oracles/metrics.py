@@ -139,6 +139,16 @@ def _inside(turn: TurnRecord, start: int, end: int) -> float:
     return max(overlap, 0) / (turn.finished - turn.first_token) * turn.output_tokens
 
 
+STUDENT = {
+    1: 12.706204736174698,
+    2: 4.302652729749462,
+    3: 3.182446305283708,
+    4: 2.776445105197793,
+    5: 2.570581835636314,
+}
+"""97.5 % points of Student's distribution by degrees of freedom, from a table."""
+
+
 def difference_interval(
     values: Mapping[str, Mapping[int, float]],
     scheduler: str,
@@ -157,7 +167,9 @@ def difference_interval(
             gains.append(100 * (own - max(means)) / max(means))
         else:
             gains.append(100 * (min(means) - own) / min(means))
-    low, high = quantile(gains, 2.5), quantile(gains, 97.5)
+    n = len(seeds)
+    tail = 50 * math.erfc(math.sqrt(n / (n - 1)) * STUDENT[n - 1] / math.sqrt(2))
+    low, high = quantile(gains, tail), quantile(gains, 100 - tail)
     assert low is not None
     assert high is not None
     return low, high

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 import agentsched
 from agentsched import RunDirectoryError, SchedulerError
@@ -89,7 +91,8 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         with RunStore.open(tmp_path / name, "", MANIFEST) as store:
             finish_golden(store.start(CELL, clock=iter(range(10**6)).__next__))
-    kinds = ["summary.json", "events.jsonl", "sessions.jsonl", "replicas.jsonl", "decisions.jsonl"]
+    kinds = ["summary.json", "decisions.jsonl.gz"]
+    kinds += [f"{kind}.parquet" for kind in ("turns", "sessions", "replicas")]
     for kind in kinds:
         one, two = (tmp_path / n / "cells" / CELL.name / kind for n in ("one", "two"))
         assert one.read_bytes() == two.read_bytes(), kind
@@ -124,6 +127,7 @@ def test_hand_written_lines_are_json(
     record = turn(
         session, workload=workload, replica=text, prefill_replica=text, error=text,
         dispatched=moment, first_token=moment, cached_tokens=moment, tool_end=moment,
+        prefilled=moment, kv_sent=moment, kv_received=moment,
         longest_gap=moment, tool_s=seconds, wait_s=seconds, visible=flag, held=not flag,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("lines")
@@ -321,8 +325,17 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"layout": 0}))
     for attempt in (lambda: load_run(tmp_path), lambda: RunStore.open(tmp_path, "", MANIFEST)):
-        with pytest.raises(RunDirectoryError, match="layout 0, but this version reads layout 1"):
+        with pytest.raises(RunDirectoryError) as error:
             attempt()
+        said = f"{tmp_path}: layout 0, but this version ({agentsched.__version__}) reads layout 1"
+        assert error.value.message == said
+        assert "run it again" in error.value.remedy
+    old = {"layout": 7, "versions": {"agentsched": "9.9"}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | old))
+    with pytest.raises(RunDirectoryError) as error:
+        load_run(tmp_path)
+    assert "written by agentsched 9.9" in error.value.message
+    assert "agentsched 9.9" in error.value.remedy
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
@@ -336,10 +349,98 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"summary\.json: damaged"):
         load_run(path)
     (folder / "summary.json").unlink()
-    lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    with CellWriter(tmp_path, cell, "simulated") as writer:
+        for index in range(5):
+            writer.turn(turn("a", index))
+    lines = (tmp_path / "cells" / cell.name / "events.jsonl").read_text().splitlines(keepends=True)
     (folder / "events.jsonl").write_text("".join([*lines[:2], "garbage\n", *lines[3:]]))
     with pytest.raises(RunDirectoryError, match=r"events\.jsonl, line 3: damaged"):
         _ = load_run(path).partial
+
+
+def test_a_done_cell_keeps_each_record_once(tmp_path: Path) -> None:
+    with RunStore.open(tmp_path, "", MANIFEST) as store:
+        finish_golden(store.start(CELL))
+    names = {path.name for path in (tmp_path / "cells" / CELL.name).iterdir()}
+    assert names == {
+        *("cell.json", "summary.json", "timing.json", "decisions.jsonl.gz"),
+        *("turns.parquet", "sessions.parquet", "replicas.parquet"),
+    }
+
+
+@pytest.mark.parametrize(
+    "last", ["turns.parquet", "replicas.parquet", "decisions.jsonl.gz", "summary.json"]
+)
+def test_killed_while_it_finishes_a_cell_loses_no_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """The process dies when `last` was just written whole: logs go only after the summary."""
+    sync, unlink = os.fsync, os.unlink
+    written = tmp_path / "cells" / CELL.name / last
+
+    def dies(descriptor: int) -> None:
+        sync(descriptor)
+        if written.exists():
+            raise KeyboardInterrupt
+
+    def no_unlink(path: str, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    if last == "summary.json":
+        monkeypatch.setattr(os, "unlink", no_unlink)
+    else:
+        monkeypatch.setattr(os, "fsync", dies)
+    with RunStore.open(tmp_path, "", MANIFEST) as store:
+        writer = store.start(CELL)
+        with pytest.raises(KeyboardInterrupt):
+            finish_golden(writer)
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "unlink", unlink)
+    run = load_run(tmp_path)
+    done = last == "summary.json"
+    assert [state.status for state in run.states] == ["done" if done else "partial"]
+    kept = run.turns if done else run.partial
+    assert list(kept["session"]) == [t.session for t in golden.TURNS]
+    assert [d["why"] for d in run.decisions(CELL)] == ["least loaded"]
+    with RunStore.open(tmp_path, "", MANIFEST) as store:
+        assert store.is_done(CELL) == done
+        if not done:
+            finish_golden(store.start(CELL))
+    again = load_run(tmp_path)
+    assert list(again.turns["session"]) == [t.session for t in golden.TURNS]
+    assert again.partial.empty
+
+
+def test_a_run_of_before_transfers_were_recorded_reads_on(tmp_path: Path) -> None:
+    """Cells of an earlier version: plain logs beside the tables, no times of transfers."""
+    with RunStore.open(tmp_path, "", MANIFEST) as store:
+        finish_golden(store.start(CELL))
+    folder = tmp_path / "cells" / CELL.name
+    later = ["prefilled", "kv_sent", "kv_received"]
+    old = parquet.read_table(folder / "turns.parquet").drop_columns(later)
+    parquet.write_table(old, folder / "turns.parquet")
+    log = gzip.decompress((folder / "decisions.jsonl.gz").read_bytes())
+    (folder / "decisions.jsonl").write_bytes(log)
+    (folder / "decisions.jsonl.gz").unlink()
+    run = load_run(tmp_path)
+    assert run.turns[later].isna().all().all()
+    assert list(run.turns["session"]) == [t.session for t in golden.TURNS]
+    assert [d["why"] for d in run.decisions(CELL)] == ["least loaded"]
+    (folder / "summary.json").unlink()
+    line = {k: v for k, v in asdict(golden.TURNS[0]).items() if k not in later}
+    (folder / "events.jsonl").write_text(json.dumps(line) + "\n")
+    assert load_run(tmp_path).partial[later].isna().all().all()
+
+
+def test_a_damaged_decision_log_is_named(tmp_path: Path) -> None:
+    with RunStore.open(tmp_path, "", MANIFEST) as store:
+        finish_golden(store.start(CELL))
+    packed = tmp_path / "cells" / CELL.name / "decisions.jsonl.gz"
+    whole = packed.read_bytes()
+    for bad in (whole[:-9], b"no gzip", gzip.compress(b"{]\n"), gzip.compress(b"\xff\n")):
+        packed.write_bytes(bad)
+        with pytest.raises(RunDirectoryError, match=r"decisions\.jsonl\.gz"):
+            list(load_run(tmp_path).decisions(CELL))
 
 
 def test_titles_say_the_load() -> None:
