@@ -24,6 +24,9 @@ EndStatus = Literal["finished", "failed", "deadline"]
 
 SCRATCH = "work"
 """Folder below a session's folder for what need not be kept."""
+CONTAINER = "container.id"
+"""File in a session's folder with the id of a Docker container that the client started: it is
+removed when the client had to be killed."""
 
 
 @dataclass(frozen=True, slots=True)
