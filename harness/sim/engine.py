@@ -239,6 +239,14 @@ class Engine:
         still = len(self._api) - passed
         return self._counts.state(self._batcher, self._cache, passed, still)
 
+    def clear_cache(self) -> bool:
+        """Forget all content that is cached; False, and nothing happens, while blocks are held."""
+        self._catch_up()
+        if self._cache.free < self._cache.total:
+            return False
+        self._cache.clear()
+        return True
+
     def reset(self, now: int) -> list[int]:
         """The replica dies and comes back empty; returns the requests that were in flight.
 

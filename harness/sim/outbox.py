@@ -10,11 +10,14 @@ from harness.sim.engine_types import PS_PER_NS, EngineEvent
 class Outbox:
     """Events in order of time; at one time, in the order they were sent."""
 
-    __slots__ = ("_items", "_sent")
+    __slots__ = ("_handed", "_items", "_sent")
 
     def __init__(self) -> None:
         self._items: list[tuple[int, int, EngineEvent, int]] = []
         self._sent = 0
+        self._handed: list[tuple[int, int]] = []
+        """Request and tokens of events that arrive together, which are told one by one: who hears
+        of the first may ask about the others."""
 
     def send(self, time_ps: int, event: EngineEvent, tokens: int = 0) -> None:
         """Put an event that arrives at `time_ps`, when the request has `tokens` output tokens."""
@@ -27,19 +30,25 @@ class Outbox:
     def pop_until(self, time_ps: int) -> list[EngineEvent]:
         """Events that have arrived by `time_ps`, their times in nanoseconds, rounded up."""
         events: list[EngineEvent] = []
+        handed: list[tuple[int, int]] = []
         while self._items and self._items[0][0] <= time_ps:
-            time, _, event, _ = heappop(self._items)
+            time, _, event, tokens = heappop(self._items)
             events.append(event._replace(time=to_ns(time)))
+            handed.append((event.id, tokens))
+        self._handed = handed if len(handed) > 1 else []
         return events
 
     def forget(self, request_id: int) -> None:
         """Drop the request's events."""
         self._items = [item for item in self._items if item[2].id != request_id]
+        self._handed = [item for item in self._handed if item[0] != request_id]
         heapify(self._items)
 
     def tokens_of(self, request_id: int) -> int:
         """Output tokens of a request that has ended, as far as its events are still here."""
-        return max((item[3] for item in self._items if item[2].id == request_id), default=0)
+        coming = [item[3] for item in self._items if item[2].id == request_id]
+        arriving = [tokens for number, tokens in self._handed if number == request_id]
+        return max((*coming, *arriving), default=0)
 
     def endings(self) -> list[int]:
         """Requests whose end is still to arrive, in order of time."""
@@ -47,6 +56,7 @@ class Outbox:
 
     def clear(self) -> None:
         self._items.clear()
+        self._handed.clear()
 
 
 _ENDS = ("finished", "rejected")

@@ -64,8 +64,8 @@ class _Flight:
     """A request under way."""
 
     __slots__ = (
-        "cached", "copied", "leg", "line", "loaded", "prefilled", "received", "request", "sent",
-        "stored",
+        "begun", "cached", "copied", "leg", "line", "loaded", "prefilled", "received", "request",
+        "sent", "stored",
     )  # fmt: skip
 
     def __init__(self, request: Request, line: Line, stored: Line | None) -> None:
@@ -75,6 +75,8 @@ class _Flight:
         """Its text as the shared store names it."""
         self.leg = request.prefill or request.decode
         """The replica that works on it."""
+        self.begun = False
+        """Its client has been told of the first token."""
         self.cached = 0
         self.loaded = 0
         self.copied = request.prefill is None
@@ -152,7 +154,7 @@ class Service:
     def streamed(self, attempt: int) -> int:
         """Output tokens of a request that its client has by now; 0 for an unknown one."""
         flight = self._flights.get(attempt)
-        if flight is None or flight.leg != flight.request.decode:
+        if flight is None or not flight.begun:
             return 0
         return self.fleet.streamed(flight.leg, attempt)
 
@@ -200,6 +202,7 @@ class Service:
         if event.kind == "loading":
             self._load(flight, event)
         elif event.kind == "first_token":
+            flight.begun = True
             self._free_copy(flight)
             self._listener.first_token(event.id, replica)
         elif event.kind == "rejected":

@@ -63,6 +63,10 @@ class KvPool(Protocol):
         """Blocks that lost their content, since start."""
         ...
 
+    def clear(self) -> None:
+        """Everything free and without content."""
+        ...
+
 
 class Arrivals(Protocol):
     """Where new sequences are put."""
