@@ -7,7 +7,10 @@ from importlib import import_module
 from agentsched import UsageError
 from workloads.agents.base import AgentDriver
 
-DRIVERS: dict[str, str] = {}
+DRIVERS: dict[str, str] = {
+    "terminal-bench-2": "workloads.agents.harbor:TerminalBench",
+    "terminal-bench-standin": "workloads.agents.harbor:TerminalBenchStandin",
+}
 """Workload name: module and class, imported when asked for."""
 
 

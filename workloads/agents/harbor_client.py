@@ -1,0 +1,111 @@
+"""The client process that runs trials of Harbor, one session after another.
+
+Runs under Harbor's interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harbor.models.trial.config import TrialConfig
+from harbor.trial.trial import Trial
+
+from workloads.agents.base import SCRATCH, Assignment, EventKind
+from workloads.agents.claude_code import HookFolder
+from workloads.agents.client import AgentFailedError, Teller, serve
+from workloads.agents.harbor_results import DEADLINES, trial_facts
+from workloads.agents.harbor_settings import HarborSettings, read_settings
+from workloads.agents.harbor_standin import STANDIN_TASKS, write_task
+from workloads.agents.harbor_trial import HOOKS, TRIAL, trial_config
+from workloads.agents.limits import split_limits
+
+HOOK_POLL_S = 0.05
+"""How often hooks' files are looked for; they hold their own times. Our choice."""
+
+
+def run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
+    """Run one trial.
+
+    Raises:
+        AgentFailedError: the agent or its environment failed.
+    """
+    return asyncio.run(_run(assignment, teller))
+
+
+async def _run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
+    _, own = split_limits(assignment.settings)
+    settings = read_settings({**assignment.task.payload.get("defaults", {}), **own})
+    folder = Path(assignment.folder)
+    config = trial_config(assignment, settings, _task(assignment, folder))
+    trial = await Trial.create(TrialConfig.model_validate(config))
+    watch = asyncio.ensure_future(_watch(assignment, teller, trial, folder, settings))
+    try:
+        await trial.run()
+    finally:
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
+    facts = trial_facts(folder / TRIAL)
+    if (error := facts.get("error")) is not None:
+        message = f"{error}: {facts.get('error_message', '')}"[:2000]
+        status = "deadline" if error in DEADLINES else "failed"
+        raise AgentFailedError(message, facts, "deadline" if status == "deadline" else "failed")
+    return facts
+
+
+def _task(assignment: Assignment, folder: Path) -> Mapping[str, Any]:
+    """Harbor's configuration of the task; stand-ins are written on the spot."""
+    payload = assignment.task.payload
+    if "standin" not in payload:
+        found: Mapping[str, Any] = payload["task"]
+        return found
+    task = next(task for task in STANDIN_TASKS if task.name == payload["standin"])
+    path = folder / SCRATCH / "tasks" / task.name
+    write_task(task, path)
+    return {"path": str(path)}
+
+
+async def _watch(
+    assignment: Assignment,
+    teller: Teller,
+    trial: Trial,
+    folder: Path,
+    settings: HarborSettings,
+) -> None:
+    """Pass on what the agent does, until cancelled."""
+
+    def notice(kind: EventKind, name: str) -> None:
+        teller.tell(kind, assignment.session, name=name)
+
+    if settings.agent == "terminus-2":
+        trial.agent.notice = notice
+        return
+    if settings.agent != "claude-code":
+        return
+    path = folder / TRIAL / "agent" / HOOKS
+    path.mkdir(parents=True, exist_ok=True)
+    hooks = HookFolder(path)
+    try:
+        while True:
+            await asyncio.sleep(HOOK_POLL_S)
+            _tell_marks(hooks, teller, assignment.session)
+    finally:
+        _tell_marks(hooks, teller, assignment.session)
+
+
+def _tell_marks(hooks: HookFolder, teller: Teller, session: str) -> None:
+    for mark in hooks.new():
+        teller.tell(mark.kind, session, name=mark.name, time_ns=mark.time_ns)
+
+
+def main() -> None:
+    """Serve assignments from standard input."""
+    serve(run)
+
+
+if __name__ == "__main__":
+    main()
