@@ -10,12 +10,17 @@ from harness.capacity import Cluster
 from harness.live.clock import Clock, LoopClock
 from harness.live.dialect import JSON_TYPE, encode
 from harness.live.emulated_answers import Script
+from harness.live.emulated_kv import KvExchange
 from harness.live.emulator import EmulatedReplica, EmulatorSettings, SharedTexts
 from harness.live.http_server import HttpServer
+from harness.live.parts import Role
 from harness.live.wire import Headers
 from harness.sim.async_engine import engine_for
 from harness.sim.engine_types import EngineParams, StepTime
+from harness.sim.links import LinkSpec
 from harness.sim.step_time import step_time_for
+
+_ROLES: dict[str, Role] = {"mixed": "mixed", "prefill": "prefill", "decode": "decode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,15 @@ class EngineSpec:
     params: EngineParams
     step_time: StepTime
     kv_blocks: int
+    role: Role = "mixed"
+    kv_bytes_per_token: float = 0.0
+    """On each GPU."""
+
+
+def link_of(cluster: Cluster, given: LinkSpec | None = None) -> LinkSpec:
+    """What KV goes over between replicas: as given, or the network of the first one's GPU."""
+    gpu = cluster.replicas[0].gpu
+    return given or LinkSpec(gpu.network_gbs, latency_us=gpu.link_latency_us)
 
 
 def specs_of(cluster: Cluster, params: EngineParams) -> list[EngineSpec]:
@@ -35,7 +49,14 @@ def specs_of(cluster: Cluster, params: EngineParams) -> list[EngineSpec]:
         PerformanceDataError: no step times for the model on this hardware.
     """
     return [
-        EngineSpec(r.id, params, step_time_for(cluster.model, r), r.kv_blocks)
+        EngineSpec(
+            r.id,
+            params,
+            step_time_for(cluster.model, r),
+            r.kv_blocks,
+            _ROLES[r.role],
+            r.kv_bytes_per_token,
+        )
         for r in cluster.replicas
     ]
 
@@ -45,9 +66,18 @@ def emulated_replicas(
     clock: Clock,
     settings: EmulatorSettings | None = None,
     script: Script | None = None,
+    link: LinkSpec | None = None,
 ) -> list[EmulatedReplica]:
-    """Replicas that agree on the names of texts, on one clock."""
+    """Replicas that agree on the names of texts, on one clock.
+
+    Args:
+        link: what they hand KV over; None: they do not.
+    """
     texts = SharedTexts(specs[0].params.block_size)
+    exchange = None
+    if link is not None:
+        sizes = {spec.name: spec.kv_bytes_per_token for spec in specs}
+        exchange = KvExchange(clock, link, sizes)
     return [
         EmulatedReplica(
             spec.name,
@@ -57,6 +87,8 @@ def emulated_replicas(
             clock,
             settings,
             script,
+            role=spec.role,
+            exchange=exchange,
         )
         for spec in specs
     ]
@@ -68,12 +100,14 @@ class FleetServer:
 
     Args:
         speed: virtual seconds per real second.
+        link: what replicas hand KV over; None: they do not.
     """
 
     specs: Sequence[EngineSpec]
     settings: EmulatorSettings = field(default_factory=EmulatorSettings)
     script: Script | None = None
     speed: float = 1.0
+    link: LinkSpec | None = None
     replicas: list[EmulatedReplica] = field(default_factory=list)
     urls: list[str] = field(default_factory=list)
     _servers: list[HttpServer] = field(default_factory=list)
@@ -86,7 +120,7 @@ class FleetServer:
             ListenError: a port cannot be listened on.
         """
         clock = LoopClock(asyncio.get_running_loop(), self.speed)
-        self.replicas = emulated_replicas(self.specs, clock, self.settings, self.script)
+        self.replicas = emulated_replicas(self.specs, clock, self.settings, self.script, self.link)
         for index, replica in enumerate(self.replicas):
             server = HttpServer(replica.handle, _refusal)
             self._servers.append(server)
@@ -104,6 +138,10 @@ class FleetServer:
         server = HttpServer(self.replicas[index].handle, _refusal)
         self._servers[index] = server
         await server.listen(host, int(port))
+
+    def set_slowdown(self, index: int, factor: float) -> None:
+        """The replica's steps take `factor` times as long from now on."""
+        self.replicas[index].set_slowdown(factor)
 
     def background(self, task: asyncio.Task[None]) -> None:
         """Keep a task that nobody waits for until it is done, or the fleet closes."""

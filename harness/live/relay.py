@@ -243,7 +243,11 @@ class Relay:
             ("x-agentsched-attempts", str(live.attempts)),
         ]
         if live.prefill is not None:
-            headers.append(("x-agentsched-prefill", live.prefill))
+            spent = (live.leg_ended or live.arrived) - live.arrived
+            headers += [
+                ("x-agentsched-prefill", live.prefill),
+                ("x-agentsched-prefilled-ms", f"{spent / 1e6:.6f}"),
+            ]
             if self._prefill_cached is not None:
                 headers.append(("x-agentsched-prefill-cached", str(self._prefill_cached)))
         return headers

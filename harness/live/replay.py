@@ -298,6 +298,9 @@ class Replayer:
             cached=usage.cached if usage is not None else None,
             output=output,
             longest_gap=outcome.longest_gap,
+            prefilled=(
+                opened.arrived + outcome.prefilled_ns if outcome.prefilled_ns is not None else None
+            ),
         )
         if usage is not None and usage.prompt != record.prompt_tokens:
             record = replace(record, prompt_tokens=usage.prompt)

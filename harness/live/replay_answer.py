@@ -31,6 +31,8 @@ class Outcome:
     retry_after_s: float | None
     replica: str | None
     prefill_replica: str | None
+    prefilled_ns: int | None
+    """From the arrival at the gateway to the end of the prefill leg."""
     pause_ns: int
     attempts: int
     first_token: int | None
@@ -88,7 +90,8 @@ class StreamedAnswer:
             retry_after_s=_number(headers.get("retry-after")),
             replica=headers.get("x-agentsched-replica"),
             prefill_replica=prefill,
-            pause_ns=round((_number(headers.get("x-agentsched-pause-ms")) or 0.0) * 1e6),
+            prefilled_ns=_nanoseconds(headers.get("x-agentsched-prefilled-ms")),
+            pause_ns=_nanoseconds(headers.get("x-agentsched-pause-ms")) or 0,
             attempts=int(_number(headers.get("x-agentsched-attempts")) or 1),
             first_token=first,
             longest_gap=longest,
@@ -154,6 +157,12 @@ def _unescaped(text: bytes) -> str:
     except orjson.JSONDecodeError:
         return text.decode("utf-8", "replace")
     return found
+
+
+def _nanoseconds(text: str | None) -> int | None:
+    """Of a header in milliseconds."""
+    found = _number(text)
+    return None if found is None else round(found * 1e6)
 
 
 def _number(text: str | None) -> float | None:

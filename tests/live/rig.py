@@ -17,13 +17,19 @@ from harness.live.fleet_server import EngineSpec, FleetServer
 from harness.live.gateway import GatewaySettings
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer, Limits
+from harness.live.parts import Role
 from harness.live.polling import PollSettings
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
 from harness.live.turns import DriverSettings
 from harness.live.wire import Handler, Request
 from harness.sim.engine_types import DecodePiece, EngineParams
+from harness.sim.links import LinkSpec
 
 PS_PER_MS = 10**9
+KV_BYTES = 100_000.0
+"""Of a token, on each GPU of an engine."""
+LINK = LinkSpec(gigabytes_per_s=10.0, efficiency=1.0, latency_us=0.0)
+"""Between engines: 10 us a token."""
 LIMIT_S = 60.0
 """No test takes longer, whatever goes wrong."""
 
@@ -38,9 +44,14 @@ class SteadySteps:
         return 2 * PS_PER_MS + sum(new for new, _ in chunks) * PS_PER_MS // 100
 
 
-def engines(count: int = 2, kv_blocks: int = 4096) -> list[EngineSpec]:
+def engines(
+    count: int = 2, kv_blocks: int = 4096, roles: Sequence[Role] | None = None
+) -> list[EngineSpec]:
     params = EngineParams()
-    return [EngineSpec(f"e{i}", params, SteadySteps(), kv_blocks) for i in range(count)]
+    return [
+        EngineSpec(f"e{i}", params, SteadySteps(), kv_blocks, role, KV_BYTES)
+        for i, role in enumerate(roles or ["mixed"] * count)
+    ]
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -155,9 +166,21 @@ async def rig(
     gateway: GatewaySettings | None = None,
     limits: Limits | None = None,
     poll: PollSettings | None = None,
+    all_apis: bool = False,
+    bootstrap: bool = False,
 ) -> AsyncIterator[Rig]:
-    fleet = FleetServer(specs or engines(), EmulatorSettings(tick_s=0.002), script)
+    """Args:
+    all_apis: engines speak more than OpenAI's chat completions and completions.
+    bootstrap: KV is handed over as SGLang does.
+    """
+    fleet = FleetServer(
+        specs or engines(),
+        EmulatorSettings(tick_s=0.002, all_apis=all_apis),
+        script,
+        link=LINK,
+    )
     await fleet.start()
+    roles = {f"r{i}": spec.role for i, spec in enumerate(fleet.specs)}
     served = ServedGateway(
         find_policy(scheduler, scheduler_settings or {}),
         fleet.urls,
@@ -170,6 +193,8 @@ async def rig(
             poll=poll or PollSettings(interval_s=0.2, retry_s=0.05, failures=2, timeout_s=2.0),
         ),
         event_log=event_log,
+        roles=roles,
+        bootstrap_ports={name: 8998 for name, r in roles.items() if bootstrap and r == "prefill"},
     )
     try:
         await served.start()

@@ -29,6 +29,8 @@ class Records:
     sessions: list[SessionRecord] = field(default_factory=list)
     replicas: list[ReplicaRecord] = field(default_factory=list)
     decisions: list[DecisionRecord] = field(default_factory=list)
+    counters: dict[str, float] = field(default_factory=dict)
+    """Of KV handed over."""
 
     def turn(self, record: TurnRecord) -> None:
         self.turns.append(record)
@@ -96,18 +98,37 @@ def small_cluster() -> Cluster:
     return replace(cluster, replicas=tuple(small))
 
 
-def play(sessions: list[Session], scheduler: str, settings: SimSettings, *, live: bool) -> Records:
+def split_cluster() -> Cluster:
+    """A prefill replica and two that decode."""
+    cluster = resolve_cluster("qwen3-32b", "4x2xh100")
+    roles = zip(cluster.replicas, ("prefill", "decode", "decode"), strict=False)
+    small = [replace(r, kv_blocks=BLOCKS, kv_tokens=BLOCKS * 16, role=role) for r, role in roles]
+    return replace(cluster, replicas=tuple(small))
+
+
+def play(
+    sessions: list[Session],
+    scheduler: str,
+    settings: SimSettings,
+    *,
+    live: bool,
+    cluster: Cluster | None = None,
+    engine: EngineParams | None = None,
+    bootstrap: bool = False,
+) -> Records:
     records = Records()
     player: Any = partial(run_emulated, time_scale=None) if live else simulate
-    player(
+    outcome = player(
         sessions,
         workers=5,
         scheduler=registry.create(scheduler),
-        cluster=small_cluster(),
+        cluster=cluster or small_cluster(),
         settings=settings,
-        engine=EngineParams(),
+        engine=engine or EngineParams(),
         recorder=records,
+        **({"bootstrap": bootstrap} if live else {}),
     )
+    records.counters = {k: v for k, v in outcome.counters.items() if k.startswith("kv.")}
     return records
 
 
@@ -142,8 +163,54 @@ def test_equal_decisions_and_times(scheduler: str, faults: tuple[Fault, ...]) ->
         assert {t.status for t in sim.turns} == {"ok"}
 
 
+SPLIT_FAULTS = (
+    Fault(3.0, "r1", "lost"),
+    Fault(6.0, "r1", "recovered"),
+    Fault(7.0, "r0", "lost"),
+    Fault(9.0, "r0", "recovered"),
+)
+
+
+@pytest.mark.parametrize("bootstrap", [False, True], ids=["nixl", "bootstrap"])
+@pytest.mark.parametrize("faults", [(), SPLIT_FAULTS], ids=["calm", "faults"])
+@pytest.mark.parametrize("scheduler", ["conserve", "ampd", "collocated", "disaggregated"])
+def test_equal_in_two_legs(scheduler: str, faults: tuple[Fault, ...], bootstrap: bool) -> None:
+    """Prompts computed on one replica and answered on another, KV transfers and all.
+
+    With the engine that composes a step when the one before has ended.
+    """
+    legs = 0
+    for seed in range(4):
+        sessions, cluster = workload(seed), split_cluster()
+        settings = SimSettings(sampling_interval_s=1.0, faults=faults, context_limit=LIMIT)
+        engine = EngineParams(async_scheduling=False)
+        rest: dict[str, Any] = {"cluster": cluster, "engine": engine}
+        sim = play(sessions, scheduler, settings, live=False, **rest)
+        live = play(sessions, scheduler, settings, live=True, bootstrap=bootstrap, **rest)
+        assert live.decisions == sim.decisions
+        assert [_seen(t) for t in live.turns] == [_seen(t) for t in sim.turns]
+        assert live.sessions == sim.sessions
+        assert live.counters == sim.counters
+        legs += sum(turn.prefill_replica is not None for turn in sim.turns)
+    assert (legs > 0) == (scheduler != "collocated")
+
+
+@pytest.mark.parametrize("scheduler", ["round-robin", "tao"])
+def test_equal_while_a_replica_is_slow(scheduler: str) -> None:
+    name = small_cluster().replicas[0].id
+    faults = (Fault(1.0, name, "slow", 3.0), Fault(5.0, name, "normal"))
+    settings = SimSettings(sampling_interval_s=1.0, faults=faults, context_limit=LIMIT)
+    calm = SimSettings(sampling_interval_s=1.0, context_limit=LIMIT)
+    sim = play(workload(2), scheduler, settings, live=False)
+    live = play(workload(2), scheduler, settings, live=True)
+    assert live.decisions == sim.decisions
+    assert [_seen(t) for t in live.turns] == [_seen(t) for t in sim.turns]
+    assert sim.turns != play(workload(2), scheduler, calm, live=False).turns
+
+
 def _seen(turn: TurnRecord) -> TurnRecord:
-    return replace(turn, longest_gap=None)
+    """What a client of a gateway can see of a turn."""
+    return replace(turn, longest_gap=None, kv_sent=None, kv_received=None)
 
 
 @pytest.mark.parametrize("scheduler", ["round-robin", "tao"])

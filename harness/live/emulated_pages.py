@@ -1,0 +1,66 @@
+"""Pages of an emulated replica that need no engine step: metrics, models, version, load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.live.dialect import JSON_TYPE, encode
+from harness.live.emulated_answers import engine_metrics
+from harness.live.wire import Exchange, Request
+
+if TYPE_CHECKING:
+    from harness.live.emulator import EmulatedReplica
+
+
+class Pages:
+    """What GET requests are answered.
+
+    Args:
+        apis: paths that the replica generates at.
+    """
+
+    def __init__(self, replica: EmulatedReplica, kv_blocks: int, apis: Sequence[str]) -> None:
+        self._replica, self._kv_blocks, self._apis = replica, kv_blocks, apis
+        self._pages: dict[str, Callable[[], bytes]] = {
+            "/health": lambda: b"",
+            "/ping": lambda: b"",
+            "/metrics": self._metrics,
+            "/version": lambda: encode({"version": "emulated"}),
+            "/v1/models": self._models,
+            "/load": lambda: encode({"server_load": replica.in_flight}),
+            "/openapi.json": self._description,
+        }
+
+    def answer(self, request: Request, exchange: Exchange) -> None:
+        page = self._pages.get(request.path) if request.method == "GET" else None
+        if page is None:
+            exchange.reply(404, [JSON_TYPE], encode({"detail": "Not Found"}))
+            return
+        kind = "text/plain; version=0.0.4" if request.path == "/metrics" else "application/json"
+        exchange.reply(200, [("content-type", kind)], page())
+
+    def _metrics(self) -> bytes:
+        replica = self._replica
+        replica.advance()
+        sample = replica.engine.sample()
+        block = replica.engine.params.block_size
+        return engine_metrics(sample, replica.settings.model, block, self._kv_blocks)
+
+    def _models(self) -> bytes:
+        settings = self._replica.settings
+        model = {
+            "id": settings.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "agentsched",
+            "max_model_len": settings.max_model_len,
+        }
+        return encode({"object": "list", "data": [model]})
+
+    def _description(self) -> bytes:
+        posted = [*self._apis, "/tokenize", "/reset_prefix_cache"]
+        paths: dict[str, dict[str, Any]] = {path: {"post": {"responses": {"200": {}}}} for path in posted}
+        paths |= {path: {"get": {"responses": {"200": {}}}} for path in self._pages}
+        info = {"title": "agentsched emulator", "version": "emulated"}
+        return encode({"openapi": "3.1.0", "info": info, "paths": paths})
