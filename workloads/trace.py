@@ -17,6 +17,7 @@ from typing import IO, Any, NoReturn, cast
 
 from agentsched import TraceError, UsageError
 from workloads.model import Session, TurnSpec
+from workloads.spill import Counts
 from workloads.trace_fields import SessionFields, is_name, parse_turn
 
 VERSION = 1
@@ -92,21 +93,21 @@ def write_trace(path: str | Path, sessions: Iterable[Session]) -> int:
     return family.count
 
 
-def json_lines(path: Path) -> Iterator[Row]:
+def json_lines(path: Path, longest: int = MAX_LINE_BYTES) -> Iterator[Row]:
     """(line number, object) of each non-blank line of a plain or gzipped JSON Lines file.
 
-    Holds one line at a time, and refuses a line over MAX_LINE_BYTES before reading it whole.
+    Holds one line at a time, and refuses one over `longest` bytes before reading it whole.
 
     Raises:
         TraceError: unreadable, binary, cut off or not JSON objects; names file and line.
     """
     number = 0
     with open_binary(path) as stream:
-        while raw := _next_line(stream, path, number + 1):
+        while raw := _next_line(stream, path, number + 1, longest):
             number += 1
-            if len(raw) > MAX_LINE_BYTES:
+            if len(raw) > longest:
                 raise TraceError(
-                    f"the line is longer than {MAX_LINE_BYTES} bytes",
+                    f"the line is longer than {longest} bytes",
                     "a turn needs one short line; split or convert the file",
                     file=path,
                     line=number,
@@ -138,9 +139,9 @@ def open_binary(path: Path) -> Iterator[IO[bytes]]:
             yield raw
 
 
-def _next_line(stream: IO[bytes], path: Path, line: int) -> bytes:
+def _next_line(stream: IO[bytes], path: Path, line: int, longest: int) -> bytes:
     try:
-        return stream.readline(MAX_LINE_BYTES + 1)
+        return stream.readline(longest + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(
             f"cannot be read further: {error}",
@@ -246,7 +247,7 @@ class _Family:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._turns: dict[str, int] = {}
+        self._turns = Counts()
         self._children: list[tuple[int, str, str, int]] = []
 
     @property
@@ -264,7 +265,7 @@ class _Family:
             )
 
     def add(self, session: Session, line: int) -> Session:
-        self._turns[session.id] = len(session.turns)
+        self._turns.add(session.id, len(session.turns))
         if session.parent is not None and session.spawn_turn is not None:
             self._children.append((line, session.id, session.parent, session.spawn_turn))
         return session
@@ -272,14 +273,14 @@ class _Family:
     def check_parents(self) -> None:
         parents = {name: parent for _, name, parent, _ in self._children}
         for line, name, parent, spawn in self._children:
-            if parent not in self._turns:
+            turns = self._turns.get(parent)
+            if turns is None:
                 self._refuse(line, "parent", f"parent {parent!r} is not in the trace")
-            if spawn >= self._turns[parent]:
+            if spawn >= turns:
                 self._refuse(
                     line,
                     "spawn_turn",
-                    f"turn {spawn} of parent {parent!r} does not exist: it has "
-                    f"{self._turns[parent]} turns",
+                    f"turn {spawn} of parent {parent!r} does not exist: it has {turns} turns",
                 )
             above: str | None = parent
             steps = 0

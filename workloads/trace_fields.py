@@ -102,9 +102,10 @@ def parse_turn(
 
 
 class Fields:
-    """Typed, range-checked access to one JSON object of a trace."""
+    """Typed, range-checked access to one JSON object of a trace; `line` is None in a file that is
+    one object."""
 
-    def __init__(self, row: dict[str, Any], file: Path, line: int, prefix: str = "") -> None:
+    def __init__(self, row: dict[str, Any], file: Path, line: int | None, prefix: str = "") -> None:
         self._row, self._file, self._line, self._prefix = row, file, line, prefix
 
     def refuse(self, name: str, message: str, remedy: str) -> NoReturn:
@@ -115,7 +116,11 @@ class Fields:
 
     def sub(self, row: dict[str, Any], prefix: str) -> Fields:
         """An object inside this one."""
-        return Fields(row, self._file, self._line, prefix)
+        return Fields(row, self._file, self._line, self._prefix + prefix)
+
+    def names(self) -> Sequence[str]:
+        """The fields that are there."""
+        return list(self._row)
 
     def get(self, name: str) -> Any:
         """The raw value; None where it is missing."""

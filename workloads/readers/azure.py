@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentsched import TraceError
 from workloads.model import Session, TurnSpec
-from workloads.trace import MAX_LINE_BYTES, open_binary
+from workloads.readers.lines import text_lines
 from workloads.trace_fields import Fields
 
 HEADER = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
@@ -25,7 +25,8 @@ def read_azure(path: Path) -> Iterator[Session]:
     """
     workload = f"azure-{path.name.split('.')[0]}"
     start: datetime | None = None
-    for line, cells in _lines(path):
+    for line, text in text_lines(path):
+        cells = [cell.strip() for cell in text.split(",")]
         if line == 1:
             if cells != HEADER:
                 raise TraceError(
@@ -70,26 +71,3 @@ def _time(fields: Fields) -> datetime:
         return datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError:
         fields.refuse("TIMESTAMP", f"{text[:40]!r} is not a time", "use YYYY-MM-DD HH:MM:SS.f")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    number = 0
-    with open_binary(path) as stream:
-        while True:
-            number += 1
-            try:
-                raw = stream.readline(MAX_LINE_BYTES)
-                text = raw.decode("utf-8-sig").strip()
-            except (OSError, EOFError, UnicodeDecodeError) as error:
-                raise TraceError(
-                    f"cannot be read further: {error}",
-                    "the file is damaged or not text; copy it again",
-                    file=path,
-                    line=number,
-                ) from error
-            if not raw:
-                break
-            if text:
-                yield number, [cell.strip() for cell in text.split(",")]
-    if number == 1:
-        raise TraceError("the file is empty", "name the right file", file=path)

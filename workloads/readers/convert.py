@@ -1,111 +1,73 @@
-"""Which reader reads a file: by name, or by what the file holds."""
+"""Which reader reads a file or folder: by name, or by what it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as fields_of
 from itertools import islice
 from pathlib import Path
 
 from agentsched import TraceError, UsageError
 from workloads.model import Session
-from workloads.readers import azure, lmcache, mooncake, weka
-from workloads.trace import json_lines, open_binary, read_trace
+from workloads.readers.documents import MAX_FILE_BYTES, read_document
+from workloads.readers.formats import FORMATS, Format, format_names, format_with
+from workloads.trace import open_binary
+
+LINES_LOOKED_AT = 50
+"""A file's format is found from its first line with a format's fields, among so many."""
+_TABLES = ("turns.jsonl.gz", "turns.jsonl", "step_profiles.csv")
+_ZSTD = b"\x28\xb5\x2f\xfd"
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A trace format that can be read."""
-
-    name: str
-    description: str
-    read: Callable[[Path], Iterator[Session]]
-    keys: frozenset[str]
-    """Fields of the first line that only this format has together."""
-
-
-FORMATS: tuple[Format, ...] = (
-    Format("native", "this project's own trace", read_trace, frozenset({"v", "session", "turn"})),
-    Format(
-        "lmcache",
-        "LMCache agent traces, one turn a line",
-        lmcache.read_lmcache,
-        frozenset({"workload", "logged_input_tokens", "shared_prefix_tokens"}),
-    ),
-    Format(
-        "weka",
-        "Weka Claude Code traces, one request a line (sessions.jsonl beside it)",
-        weka.read_weka,
-        frozenset({"agent", "gap_before_s", "shared_prefix_tokens"}),
-    ),
-    Format(
-        "mooncake",
-        "Mooncake block-hash requests (512-token blocks)",
-        mooncake.read_mooncake,
-        frozenset({"timestamp", "input_length", "output_length", "hash_ids"}),
-    ),
-    Format(
-        "azure",
-        "Azure LLM inference 2023, CSV of single requests",
-        azure.read_azure,
-        frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
-    ),
-)
-
-
-def format_names() -> tuple[str, ...]:
-    """Names that `convert` accepts."""
-    return tuple(entry.name for entry in FORMATS)
-
-
-def convert(path: str | Path, format: str | None = None) -> list[Session]:
+def convert(
+    path: str | Path, format: str | None = None, settings: Mapping[str, object] | None = None
+) -> list[Session]:
     """All sessions of a recorded file or folder.
 
     Args:
-        path: the file, or the folder that holds `turns.jsonl` or `turns.jsonl.gz`.
-        format: one of format_names(); None finds out from the first line.
+        path: the file; or a folder of the format's files, or with `turns.jsonl`.
+        format: one of format_names(); None finds out from what is there.
+        settings: of the reader, by field name of its settings.
 
     Raises:
-        TraceError: the file cannot be read as that format.
-        UsageError: unknown format.
+        TraceError: it cannot be read as that format.
+        UsageError: unknown format or setting.
     """
-    return list(read_any(path, format))
+    return list(read_any(path, format, settings))
 
 
-def read_any(path: str | Path, format: str | None = None) -> Iterator[Session]:
+def read_any(
+    path: str | Path, format: str | None = None, settings: Mapping[str, object] | None = None
+) -> Iterator[Session]:
     """As `convert`, one session at a time."""
-    file = data_file(Path(path))
-    name = format or detect(file)
-    for entry in FORMATS:
-        if entry.name == name:
-            return entry.read(file)
-    raise UsageError(f"unknown trace format {name!r}", f"use one of: {', '.join(format_names())}")
+    place = Path(path)
+    entry = _named(format) if format is not None else _found(place)
+    if entry.folder is None:
+        place = data_file(place)
+    if place.is_file():
+        _first_bytes(place)
+    if entry.settings is None:
+        if settings:
+            raise UsageError(f"format {entry.name} has no settings", "leave them out")
+        return entry.read(place)
+    return entry.read(place, _settings(entry, settings or {}))
 
 
 def detect(path: str | Path) -> str:
-    """The name of a file's format, from its first line.
+    """The name of the format of a file or folder.
 
     Raises:
-        TraceError: no format has this file's fields.
+        TraceError: no format has its fields.
     """
-    file = data_file(Path(path))
-    keys = _first_keys(file)
-    for entry in FORMATS:
-        if entry.keys <= keys:
-            return entry.name
-    raise TraceError(
-        "no known trace format has these fields",
-        f"name the format; known: {', '.join(format_names())}",
-        file=file,
-        line=1,
-    )
+    return _found(Path(path)).name
 
 
 def data_file(path: Path) -> Path:
-    """The file itself, or the `turns.jsonl[.gz]` of a folder."""
+    """The file itself, or the `turns.jsonl[.gz]` or `step_profiles.csv` of a folder."""
     if not path.is_dir():
         return path
-    for name in ("turns.jsonl.gz", "turns.jsonl"):
+    for name in _TABLES:
         if (path / name).is_file():
             return path / name
     raise TraceError("the folder has no turns.jsonl or turns.jsonl.gz", "name the file", file=path)
@@ -137,11 +99,101 @@ def quantile_sample(sessions: Sequence[Session], count: int) -> list[Session]:
     return keep
 
 
-def _first_keys(file: Path) -> frozenset[str]:
-    with open_binary(file) as stream:
-        head = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-    if head.startswith(b"{") or not head:
-        for _, row in islice(json_lines(file), 1):
-            return frozenset(row)
-    first = head.split(b"\n", 1)[0].decode("utf-8", errors="replace")
-    return frozenset(part.strip() for part in first.split(","))
+def _named(name: str) -> Format:
+    for entry in FORMATS:
+        if entry.name == name:
+            return entry
+    raise UsageError(f"unknown trace format {name!r}", f"use one of: {', '.join(format_names())}")
+
+
+def _found(path: Path) -> Format:
+    """The format of a file by its first lines, of a folder by its first files."""
+    if path.is_dir():
+        return _format_of_folder(path)
+    entry = _format_of_file(path)
+    if entry is None:
+        raise TraceError(
+            "no known trace format has these fields",
+            f"name the format; known: {', '.join(format_names())}",
+            file=path,
+            line=1,
+        )
+    return entry
+
+
+def _format_of_folder(path: Path) -> Format:
+    for name in _TABLES:
+        if (path / name).is_file():
+            return _found(path / name)
+    for entry in FORMATS:
+        if entry.folder is not None:
+            for file in islice(path.rglob(entry.folder), 20):
+                if file.is_file() and _format_of_file(file) is entry:
+                    return entry
+    raise TraceError(
+        "the folder has no turns.jsonl, and no recorded session is found in it",
+        f"name the file, or the format; known: {', '.join(format_names())}",
+        file=path,
+    )
+
+
+def _format_of_file(path: Path) -> Format | None:
+    head = _first_bytes(path).lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not head:
+        raise TraceError("the file is empty", "name the right file", file=path)
+    if not head.startswith(b"{"):
+        first = head.split(b"\n", 1)[0].decode("utf-8", errors="replace")
+        return format_with(frozenset(part.strip() for part in first.split(",")))
+    with open_binary(path) as stream:
+        for _ in range(LINES_LOOKED_AT):
+            line = stream.readline(MAX_FILE_BYTES)
+            keys = _keys(line)
+            if keys is None:
+                break
+            if (entry := format_with(keys)) is not None or not line:
+                return entry
+        else:
+            return None
+    return format_with(frozenset(read_document(path).names()))
+
+
+def _keys(line: bytes) -> frozenset[str] | None:
+    """The fields of a line that is an object; None of one that is not."""
+    if not line.strip():
+        return frozenset()
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
+    return frozenset(value) if isinstance(value, dict) else None
+
+
+def _first_bytes(path: Path) -> bytes:
+    with open_binary(path) as stream:
+        head = stream.read(4096)
+    if head.startswith(_ZSTD):
+        raise TraceError("packed with zstd", "unpack it first: zstd -d FILE", file=path)
+    return head
+
+
+def _settings(entry: Format, given: Mapping[str, object]) -> object:
+    assert entry.settings is not None
+    default = entry.settings()
+    known = {field.name: getattr(default, field.name) for field in fields_of(default)}
+    for name, value in given.items():
+        if name not in known:
+            raise UsageError(
+                f"format {entry.name} has no setting {name!r}", f"it has: {', '.join(known)}"
+            )
+        wanted = type(known[name])
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted or (isinstance(value, int | float) and not 0 <= value < 1e12):
+            raise UsageError(
+                f"setting {name!r} of {entry.name} cannot be {value!r}",
+                f"give {'a number, 0 or more' if wanted in (int, float) else wanted.__name__}",
+            )
+        if value == 0 and (name.endswith("_per_s") or name == "bytes_per_token"):
+            raise UsageError(f"setting {name!r} of {entry.name} is 0", "give a number above 0")
+        known[name] = value
+    return entry.settings(**known)

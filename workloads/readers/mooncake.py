@@ -1,7 +1,8 @@
 """Mooncake request traces (github.com/kvcache-ai/Mooncake, Qin et al., FAST 2025).
 
 Input: JSON Lines: timestamp (ms), input_length, output_length, hash_ids (one a 512-token block of
-the prompt; equal ids mean equal text up to and including that block).
+the prompt; equal ids mean equal text up to and including that block). Traces with sessions are
+read by workloads.readers.mooncake_sessions.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ class WekaSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
+    """One request of a session, as recorded; tokens and seconds."""
+
     agent: str
     prompt: int
     shared: int
@@ -64,13 +66,14 @@ def read_weka(path: Path, settings: WekaSettings | None = None) -> Iterator[Sess
     prefixes = _prefixes(path.with_name("sessions.jsonl"), choice)
     for name, group in groupby(_rows(path), key=lambda row: row[0]):
         requests = [row[1] for row in group]
-        yield from _family(name, requests, prefixes.get(name, ()), choice)
+        yield from family(name, requests, prefixes.get(name, ()), choice)
 
 
-def _family(
-    name: str, requests: list[_Request], prefix: tuple[Segment, ...], choice: WekaSettings
+def family(
+    name: str, requests: list[Request], prefix: tuple[Segment, ...], choice: WekaSettings
 ) -> Iterator[Session]:
-    by_agent: dict[str, list[_Request]] = {}
+    """The session that requests make up, and its sub-agents after it."""
+    by_agent: dict[str, list[Request]] = {}
     spawned: dict[str, int] = {}
     for request in requests:
         if request.agent != "main" and request.agent not in by_agent:
@@ -97,7 +100,7 @@ def _family(
 
 
 def _turns(
-    requests: list[_Request],
+    requests: list[Request],
     prefix: tuple[Segment, ...],
     spawning: frozenset[int],
     choice: WekaSettings,
@@ -128,7 +131,7 @@ def _turns(
     return tuple(turns)
 
 
-def _kept(before: _Request | None, request: _Request, choice: WekaSettings) -> int:
+def _kept(before: Request | None, request: Request, choice: WekaSettings) -> int:
     if before is None:
         return 0
     whole = before.prompt + before.output
@@ -139,7 +142,7 @@ def _kept(before: _Request | None, request: _Request, choice: WekaSettings) -> i
 
 
 def _between(
-    request: _Request, after: _Request | None, tool: str
+    request: Request, after: Request | None, tool: str
 ) -> tuple[tuple[ToolCall, ...], float]:
     if after is None:
         return (), 0.0
@@ -164,16 +167,21 @@ def _prefixes(path: Path, choice: WekaSettings) -> dict[str, tuple[Segment, ...]
             fields.whole(key, default=0, high=MAX_TOKENS) or 0
             for key in ("tool_tokens", "system_tokens")
         )
-        parts = (("tools", tools), (f"tools-{tools}-system", system))
-        result[name] = tuple(
-            Segment(f"claude-code/{part}-{tokens}", tokens, round(tokens * choice.bytes_per_token))
-            for part, tokens in parts
-            if tokens
-        )
+        result[name] = start_of(tools, system, choice)
     return result
 
 
-def _rows(path: Path) -> Iterator[tuple[str, _Request]]:
+def start_of(tools: int, system: int, choice: WekaSettings) -> tuple[Segment, ...]:
+    """Shared segments of tool definitions and system prompt, named by their sizes."""
+    parts = (("tools", tools), (f"tools-{tools}-system", system))
+    return tuple(
+        Segment(f"claude-code/{part}-{tokens}", tokens, round(tokens * choice.bytes_per_token))
+        for part, tokens in parts
+        if tokens
+    )
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Request]]:
     for line, row in json_lines(path):
         fields = Fields(row, path, line)
         session, agent = fields.text("session"), fields.text("agent")
@@ -185,7 +193,7 @@ def _rows(path: Path) -> Iterator[tuple[str, _Request]]:
             fields.refuse("shared_prefix_tokens", "more than input_tokens", "correct the line")
         yield (
             session,
-            _Request(
+            Request(
                 agent=agent,
                 prompt=prompt,
                 shared=shared,
