@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,12 @@ def hook_settings(folder: str) -> dict[str, Any]:
     Args:
         folder: existing, as Claude Code sees it.
     """
-    # The time first, before the shell waits for its input; renamed when whole.
-    command = (
-        f't=$(date +%s%N); f={folder}/$t-$$; cat > "$f.part" && mv "$f.part" "$f.json"; exit 0'
+    # Bash alone, as a hook holds up the tool: its clock is in microseconds, before the input.
+    script = (
+        f"t=${{EPOCHREALTIME/[.,]/}}000; IFS= read -r l; "
+        f'printf %s "$l" > {shlex.quote(folder)}/$t-$$.json; exit 0'
     )
+    command = f"exec bash -c {shlex.quote(script)}"
     hook = {"type": "command", "command": command, "timeout": 10}
     return {"hooks": {event: [{"matcher": "*", "hooks": [hook]}] for event in _EVENTS}}
 
@@ -75,14 +78,14 @@ class HookFolder:
         self._seen: set[str] = set()
 
     def new(self) -> list[ToolMark]:
-        """Marks not given before, oldest first; files that are no hook's are passed over."""
+        """Marks not given before, oldest first; files that are not whole yet come later."""
         marks: list[ToolMark] = []
         for path, time_ns in self._files():
-            self._seen.add(path.name)
             try:
                 found = json.loads(path.read_bytes())
             except (OSError, ValueError):
                 continue
+            self._seen.add(path.name)
             mark = _mark(found, time_ns) if isinstance(found, dict) else None
             if mark is not None:
                 marks.append(mark)
