@@ -1,0 +1,1 @@
+"""Real engines: vLLM and SGLang replicas on the GPUs (or CPUs) of this machine."""
