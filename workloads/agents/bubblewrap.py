@@ -123,7 +123,9 @@ def sandbox_argv(spec: SandboxSpec, command: Sequence[str], program: str = "bwra
     argv += ["--bind", str(spec.root), "/"]
     for path in _PROGRAMS:
         if os.path.islink(path):
-            argv += ["--symlink", os.readlink(path), path]
+            # A root that was used before has it already.
+            if not os.path.islink(f"{spec.root}{path}"):
+                argv += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             argv += ["--ro-bind", path, path]
     for name in _ETC:
