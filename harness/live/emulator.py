@@ -86,7 +86,7 @@ class EmulatedReplica:
         self.name, self.role = name, role
         self.engine = engine
         self.settings = settings or EmulatorSettings()
-        self._texts, self._clock, self._script = texts, clock, script
+        self._texts, self.clock, self._script = texts, clock, script
         self.exchange = exchange
         self._fleet = Fleet(cast(VirtualClock, clock), {name: engine}, self._engine_event)
         self._flights: dict[int, Flight] = {}
@@ -318,8 +318,8 @@ class EmulatedReplica:
     def _tick_later(self) -> None:
         if self.settings.tick_s > 0 and not self._ticking:
             self._ticking = True
-            at = self._clock.now + int(self.settings.tick_s * 1e9)
-            self._clock.at(at, Priority.ENGINE, self._tick)
+            at = self.clock.now + int(self.settings.tick_s * 1e9)
+            self.clock.at(at, Priority.ENGINE, self._tick)
 
     def _tick(self) -> None:
         self._ticking = False
@@ -342,7 +342,7 @@ class EmulatedReplica:
         assert flight.source is not None
         flight.loaded = event.load_tokens
         done = self.exchange.transfer(flight.source.owner.name, self.name, event.load_tokens)
-        self._clock.at(done, Priority.ENGINE, partial(self._loaded, event.id, flight))
+        self.clock.at(done, Priority.ENGINE, partial(self._loaded, event.id, flight))
 
     def _loaded(self, number: int, flight: Flight) -> None:
         if self._flights.get(number) is flight:

@@ -48,9 +48,10 @@ def engines(
     count: int = 2, kv_blocks: int = 4096, roles: Sequence[Role] | None = None
 ) -> list[EngineSpec]:
     params = EngineParams()
+    everything: list[Role] = ["mixed"] * count
     return [
         EngineSpec(f"e{i}", params, SteadySteps(), kv_blocks, role, KV_BYTES)
-        for i, role in enumerate(roles or ["mixed"] * count)
+        for i, role in enumerate(roles or everything)
     ]
 
 

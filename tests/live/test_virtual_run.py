@@ -180,7 +180,7 @@ def test_equal_in_two_legs(scheduler: str, faults: tuple[Fault, ...], bootstrap:
     With the engine that composes a step when the one before has ended.
     """
     legs = 0
-    for seed in range(4):
+    for seed in range(2 if bootstrap else 4):
         sessions, cluster = workload(seed), split_cluster()
         settings = SimSettings(sampling_interval_s=1.0, faults=faults, context_limit=LIMIT)
         engine = EngineParams(async_scheduling=False)
@@ -213,20 +213,22 @@ def _seen(turn: TurnRecord) -> TurnRecord:
     return replace(turn, longest_gap=None, kv_sent=None, kv_received=None)
 
 
-@pytest.mark.parametrize("scheduler", ["round-robin", "tao"])
+@pytest.mark.parametrize("scheduler", ["round-robin", "tao", "conserve", "disaggregated"])
 def test_in_real_time_over_http(scheduler: str) -> None:
     """The same cell over real HTTP, ten times as fast: all turns are served, with exact counts.
 
     How far its times are from the simulator's is a matter of this machine and not asserted.
     """
     sessions = workload(1, 8)
-    sim = play(sessions, scheduler, SimSettings(context_limit=LIMIT), live=False)
+    legs = scheduler in ("conserve", "disaggregated")
+    cluster = split_cluster() if legs else small_cluster()
+    sim = play(sessions, scheduler, SimSettings(context_limit=LIMIT), live=False, cluster=cluster)
     records = Records()
     outcome = run_emulated(
         sessions,
         workers=5,
         scheduler=registry.create(scheduler),
-        cluster=small_cluster(),
+        cluster=cluster,
         settings=SimSettings(context_limit=LIMIT, sampling_interval_s=1.0),
         engine=EngineParams(),
         recorder=records,
@@ -243,5 +245,8 @@ def test_in_real_time_over_http(scheduler: str) -> None:
         assert turn.dispatched is not None
         assert turn.first_token is not None
         assert turn.arrived <= turn.dispatched <= turn.first_token <= turn.finished
+        assert (turn.prefilled is not None) == (turn.prefill_replica is not None)
+    assert any(turn.prefill_replica is not None for turn in records.turns) == legs
+    assert (outcome.counters["kv.transfers"] > 0) == legs
     assert outcome.counters["engine.decode_tokens"] > 0
     assert records.replicas
