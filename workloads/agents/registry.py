@@ -8,6 +8,9 @@ from agentsched import UsageError
 from workloads.agents.base import AgentDriver
 
 DRIVERS: dict[str, str] = {
+    "swe-bench-lite": "workloads.agents.mini_swe:SweBenchLite",
+    "swe-bench-verified": "workloads.agents.mini_swe:SweBenchVerified",
+    "swe-bench-standin": "workloads.agents.mini_swe:SweBenchStandin",
     "terminal-bench-2": "workloads.agents.harbor:TerminalBench",
     "terminal-bench-standin": "workloads.agents.harbor:TerminalBenchStandin",
 }
