@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-from cli.console import print_columns
+from cli.console import print_columns, width
+
+WIDE = 110
+"""Columns from which six of a table stand side by side in lines of a readable length."""
 
 
 class Kind(StrEnum):
@@ -40,7 +43,20 @@ def _schedulers() -> None:
         info = registry.find(name).info
         holds = "yes" if info.holds else "no"
         rows.append((name, info.family, info.observes, holds, info.fidelity, info.reference))
-    print_columns(("scheduler", "family", "observes", "holds", "fidelity", "reference"), rows)
+    if width() >= WIDE:
+        print_columns(("scheduler", "family", "observes", "holds", "fidelity", "reference"), rows)
+        return
+    print_columns(
+        ("scheduler", "family; what it observes; fidelity: reference"),
+        [
+            (
+                name,
+                f"{family}{', holds turns' if holds == 'yes' else ''}; observes {observes}; "
+                f"{fidelity}: {reference}",
+            )
+            for name, family, observes, holds, fidelity, reference in rows
+        ],
+    )
 
 
 def _scheduler(name: str) -> None:

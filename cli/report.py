@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import console
+from cli.list import WIDE
 
 if TYPE_CHECKING:
     from results.run import Run
     from results.tables import MetricTable
+    from results.verdicts import Judged
 
 
 class Format(StrEnum):
@@ -21,6 +23,12 @@ class Format(StrEnum):
     HTML = "html"
     CSV = "csv"
     LATEX = "latex"
+    PNG = "png"
+    SVG = "svg"
+
+
+PRINTED = (Format.MD, Format.CSV, Format.LATEX)
+"""Go to standard output unless a folder is named; the others are always files."""
 
 
 class Paper(StrEnum):
@@ -58,13 +66,17 @@ def report(
 
     loaded = [load_run(path) for path in runs]
     tags = metric or MAIN
-    shown = [table for run in loaded for table in tables(run, tags, baseline)]
+    shown = [
+        table for run in loaded for table in tables(run, tags, baseline, named=len(loaded) > 1)
+    ]
     if format_ in (None, Format.TABLE):
         _print_tables(shown)
         if paper is not None:
             _print_claims(loaded, paper, baseline)
-    elif format_ is not Format.HTML and out is None:
+    elif format_ in PRINTED and out is None:
         _print_source(shown, format_)
+        if paper is not None:
+            _print_claims_source(loaded, paper, baseline, format_)
         return
     if format_ is not Format.TABLE:
         kinds = ("html",) if format_ is None else (format_.value,)
@@ -85,7 +97,7 @@ def _print_tables(shown: list[MetricTable]) -> None:
         terminal.print()
 
 
-def _print_source(shown: list[MetricTable], form: Format) -> None:
+def _print_source(shown: list[MetricTable], form: Format | None) -> None:
     from results.render import to_csv, to_latex, to_markdown
 
     if form is Format.CSV:
@@ -95,27 +107,59 @@ def _print_source(shown: list[MetricTable], form: Format) -> None:
     print("\n".join(map(render, shown)), end="")
 
 
-def _print_claims(loaded: list[Run], paper: Paper, baselines: list[str] | None) -> None:
-    from results.published import find
+CLAIM_COLUMNS = ("published claim", "setting", "published", "ours", "verdict")
+
+
+def _judged(
+    loaded: list[Run], paper: Paper, baselines: list[str] | None
+) -> list[tuple[str, Judged]]:
+    """The setting and what is found for each of the paper's figures that belong to one."""
     from results.sections import sections
 
-    judged = [
+    return [
         (section.table.title, one)
         for section in sections(loaded, baselines=baselines)
         for one in section.judged
         if one.claim.paper == paper
     ]
+
+
+def _claim_rows(judged: list[tuple[str, Judged]]) -> list[tuple[str, ...]]:
+    return [
+        (one.claim.id, title, one.claim.text(), one.ours_text(), one.verdict)
+        for title, one in judged
+    ]
+
+
+def _print_claims(loaded: list[Run], paper: Paper, baselines: list[str] | None) -> None:
+    from results.published import find
+
+    judged = _judged(loaded, paper, baselines)
     print(f"Figures of the {paper} paper (published) beside ours ({_labels(loaded)}):")
-    console.print_columns(
-        ("published claim", "setting", "published", "ours", "verdict"),
-        [
-            (one.claim.id, title, one.claim.text(), one.ours_text(), one.verdict)
-            for title, one in judged
-        ],
-    )
+    rows = _claim_rows(judged)
+    if rows and console.width() >= WIDE:
+        console.print_columns(CLAIM_COLUMNS, rows)
+    elif rows:
+        console.print_columns(
+            ("published claim", "published, ours: verdict"),
+            [(name, f"{theirs}, ours {ours}: {word}") for name, _, theirs, ours, word in rows],
+        )
     total = len(find(paper=paper))
     covered = len({one.claim.id for _, one in judged})
     print(f"{covered} of the paper's {total} figures belong to a setting of this run.\n")
+
+
+def _print_claims_source(
+    loaded: list[Run], paper: Paper, baselines: list[str] | None, form: Format | None
+) -> None:
+    """The same as source, after the tables. In CSV the published rows are there already."""
+    from results.render import rows_to_latex, rows_to_markdown
+
+    if form is Format.CSV:
+        return
+    title = f"Figures of the {paper} paper (published) beside ours ({_labels(loaded)})"
+    render = rows_to_markdown if form is Format.MD else rows_to_latex
+    print(f"\n{render(title, CLAIM_COLUMNS, _claim_rows(_judged(loaded, paper, baselines)))}")
 
 
 def _labels(loaded: list[Run]) -> str:

@@ -86,6 +86,15 @@ class Pair:
         names = dict.fromkeys((self.before[1], self.after[1]))
         return f"{self.workload}, {load_words(self.workers)}, {' -> '.join(names)}"
 
+    @property
+    def kind(self) -> str:
+        """What the figures of both are: `simulated`, `emulated -> external`."""
+        return " -> ".join(dict.fromkeys(group.label_of(name) for group, name in self.sides))
+
+    @property
+    def sides(self) -> tuple[tuple[Group, str], tuple[Group, str]]:
+        return self.before, self.after
+
     def change(self, metric: Metric) -> Change:
         old, new = (
             values_of(group.cells, metric).get(scheduler, {})

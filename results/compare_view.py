@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 HEADINGS = ("metric", "before", "after", "change", "95 % interval", "")
 CSV_COLUMNS = (
     *("workload", "workers", "before", "after", "metric", "unit", "before_mean", "after_mean"),
+    *("label_before", "label_after"),
     *("change_percent", "low", "high", "n", "meaning"),
 )
 
@@ -30,7 +31,7 @@ def comparison_to_rich(comparison: Comparison, width: int) -> RenderableType:
 
     parts: list[RenderableType] = []
     for pair in comparison.pairs:
-        parts += [Text(line, style="bold") for line in textwrap.wrap(pair.name, width)]
+        parts += [Text(line, style="bold") for line in textwrap.wrap(f"{pair.name} ({pair.kind})", width)]
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
         for index, heading in enumerate(HEADINGS):
             grid.add_column(heading, justify="right" if 0 < index < 5 else "left", overflow="fold")
@@ -59,7 +60,7 @@ def comparison_to_markdown(comparison: Comparison) -> str:
     lines = []
     for pair in comparison.pairs:
         lines += [
-            f"### {pair.name}",
+            f"### {pair.name} ({pair.kind})",
             "",
             f"| {' | '.join(HEADINGS)} |",
             "|---|---:|---:|---:|---:|---|",
@@ -80,8 +81,9 @@ def comparison_to_csv(comparison: Comparison) -> str:
             means = [e.mean if e else "" for e in (change.before, change.after)]
             percent = "" if change.percent is None else change.percent
             where = [pair.workload, pair.workers, pair.before[1], pair.after[1]]
+            labels = [group.label_of(name) for group, name in pair.sides]
             spread = change.interval or ("", "")
-            line = [*where, metric.tag, metric.unit, *means, percent, *spread, change.n]
+            line = [*where, metric.tag, metric.unit, *means, *labels, percent, *spread, change.n]
             writer.writerow([*line, change.meaning])
     return out.getvalue()
 
@@ -95,6 +97,9 @@ def notes(comparison: Comparison) -> list[str]:
             f"The runs are not of the same kind: a change from {before.label} to {after.label} "
             "holds the difference between the two kinds as well."
         )
+    for pair in comparison.pairs:
+        for group, _ in pair.sides:
+            lines += [f"{pair.name}: not to be used: {why}" for why in group.invalid]
     changes = [pair.change(metric) for pair in comparison.pairs for metric in comparison.metrics]
     counts = {change.n for change in changes if change.n}
     if any(change.n == 0 and change.percent is not None for change in changes):

@@ -120,6 +120,11 @@ def legend_below(figure: Figure, axis: Axes, entries: int) -> None:
     )
 
 
+def mark(figure: Figure, text: str) -> None:
+    """Says in the corner what the figures are and of what, for a picture that stands alone."""
+    figure.suptitle(text, x=0.992, ha="right", fontsize=7.5, fontweight="normal")
+
+
 def to_svg(figure: Figure, *, inline: str | None = None) -> str:
     """The figure as SVG text.
 

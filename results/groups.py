@@ -11,6 +11,7 @@ import pandas as pd
 
 from agentsched import UsageError
 from results import published
+from results.cells import load_words
 from results.metrics import BY_TAG, Metric
 from results.records import Label
 from results.run import Run
@@ -48,6 +49,8 @@ class Group:
         unfinished: what is missing, one line a cell.
         facts: of the first finished cell.
         setting: what the manifest says of the workload.
+        labels: of the arms whose figures are not `label`, such as external routers.
+        invalid: cells whose figures must not be used, and why, one line each.
         baselines: compared against these alone; None: against all others but own variants.
     """
 
@@ -61,6 +64,8 @@ class Group:
     facts: Mapping[str, Any]
     setting: Mapping[str, Any]
     baselines: tuple[str, ...] | None = None
+    labels: Mapping[str, Label] = field(default_factory=dict)
+    invalid: tuple[str, ...] = ()
     _figures: dict[str, dict[str, Figure]] = field(default_factory=dict)
 
     def figures(self, tag: str) -> Mapping[str, Figure]:
@@ -90,10 +95,48 @@ class Group:
             for name in self.schedulers
         }
 
+    def label_of(self, scheduler: str) -> Label:
+        return self.labels.get(scheduler, self.label)
+
+    @property
+    def kind(self) -> str:
+        """What the figures are, in words: `measured`, `measured; vllm-router external`."""
+        others: dict[str, list[str]] = {}
+        for name in self.schedulers:
+            if self.label_of(name) != self.label:
+                others.setdefault(self.label_of(name), []).append(name)
+        parts = [f"{', '.join(names)} {label}" for label, names in others.items()]
+        return "; ".join([self.label, *parts])
+
+    @property
+    def title(self) -> str:
+        """Workload and load: `swe-bench-mini, 96 workers`."""
+        return f"{self.workload}, {load_words(self.workers)}"
+
+    def roots(self) -> list[str]:
+        """Schedulers that stand beside variants of their own, such as `tao` and `tao-no-cache`."""
+        return [name for name in self.schedulers if self.variants(name)]
+
+    def variants(self, root: str) -> list[str]:
+        return [name for name in self.schedulers if name.startswith(f"{root}-")]
+
     def rivals(self, scheduler: str) -> list[str]:
         if self.baselines is not None:
             return [name for name in self.baselines if name != scheduler]
-        return rivals(scheduler, self.schedulers)
+        return rivals(scheduler, self.schedulers) or self._whole(scheduler)
+
+    def _whole(self, scheduler: str) -> list[str]:
+        """What a variant is held against where there is nothing but variants of one scheduler."""
+        return [root for root in self.roots() if scheduler in self.variants(root)]
+
+    @property
+    def against(self) -> str:
+        """What the differences are against, in words."""
+        if self.baselines is not None:
+            return f"the best of {', '.join(self.baselines)}"
+        if any(rivals(name, self.schedulers) for name in self.schedulers):
+            return "the best of the other schedulers (own variants aside)"
+        return ", ".join(self.roots())
 
     @cached_property
     def seeds(self) -> Mapping[str, int]:
@@ -140,6 +183,7 @@ def groups_of(run: Run, baselines: Sequence[str] | None = None) -> list[Group]:
         if not done:
             continue
         names = {cell.name for cell in done}
+        summaries = {cell: run.summaries[cell] for cell in done}
         groups.append(
             Group(
                 run=run.name,
@@ -156,6 +200,16 @@ def groups_of(run: Run, baselines: Sequence[str] | None = None) -> list[Group]:
                 facts=run.summaries[done[0]]["facts"],
                 setting=run.manifest.get("workloads", {}).get(key[0], {}),
                 baselines=None if baselines is None else tuple(baselines),
+                labels={
+                    cell.scheduler: label
+                    for cell, summary in summaries.items()
+                    if (label := summary.get("label", run.label)) != run.label
+                },
+                invalid=tuple(
+                    f"{cell.scheduler}, seed {cell.seed}: {summary['facts']['invalid']}"
+                    for cell, summary in summaries.items()
+                    if summary["facts"].get("invalid")
+                ),
             )
         )
     return groups

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from results.drawing import INK, LINES, legend_below, looks, new_axes, styled
+from results.drawing import INK, LINES, legend_below, looks, mark, new_axes, styled
 from results.groups import Group, metric_named
 from results.metrics import MAIN
+from results.statistics import bootstrap_generator, difference, values_of
 from results.tables import SHORT_UNITS
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ECDF_POINTS = 400
+_WIDE = 10
+"""Largest value over the median, from which a distribution gets a logarithmic axis."""
 
 
 @styled
@@ -54,6 +57,7 @@ def distributions(group: Group, turns: pd.DataFrame, sessions: pd.DataFrame) -> 
     axes[0, 0].set_ylabel("share of tasks")
     axes[0, 1].set_ylabel("share of turns")
     legend_below(figure, axes[0, 0], len(group.schedulers))
+    mark(figure, f"{group.title}; {group.kind}")
     return figure
 
 
@@ -78,6 +82,8 @@ def main_metrics(group: Group, tags: Sequence[str] = MAIN) -> Figure:
         axis.set_yticks(range(len(group.schedulers)))
         axis.set_yticklabels(group.schedulers if place % per_row == 0 else [])
         axis.invert_yaxis()
+        if not any(bar.get_width() for bar in axis.patches):  # nothing but zeros
+            axis.set_xlim(0, 1)
         axis.grid(visible=False, axis="y")
         unit = SHORT_UNITS.get(metric.unit, metric.unit)
         arrow = {"lower": ", lower is better", "higher": ", higher is better"}
@@ -85,6 +91,7 @@ def main_metrics(group: Group, tags: Sequence[str] = MAIN) -> Figure:
         axis.set_xlabel(arrow.get(metric.better, "").removeprefix(", "), fontsize=8)
     for place in range(len(tags), rows * per_row):
         axes[divmod(place, per_row)].set_visible(False)
+    mark(figure, f"{group.title}; {group.kind}")
     return figure
 
 
@@ -114,6 +121,7 @@ def replicas_over_time(group: Group, replicas: pd.DataFrame, seed: int) -> Figur
     for column in (0, 1):
         axes[-1, column].set_xlabel(f"minutes since the start, seed {seed}")
     legend_below(figure, axes[0, 0], len(names))
+    mark(figure, f"{group.title}, seed {seed}; {group.kind}")
     return figure
 
 
@@ -149,6 +157,7 @@ def against_workers(groups: Sequence[Group], tags: Sequence[str]) -> Figure:
         axis.set_xlabel("workers")
         axis.set_title(f"{metric.title} ({SHORT_UNITS.get(metric.unit, metric.unit)})")
     legend_below(figure, axes[0, 0], len(schedulers))
+    mark(figure, f"{groups[0].workload}; {groups[0].kind}")
     return figure
 
 
@@ -172,9 +181,11 @@ def pareto(group: Group, x: str = "ttft_p95", y: str = "decode_tps") -> Figure:
     for metric, put in ((metric_named(x), axis.set_xlabel), (metric_named(y), axis.set_ylabel)):
         put(f"{metric.title} ({metric.unit})")
     axis.margins(0.12)
+    axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
     figure.legend(
         *axis.get_legend_handles_labels(), loc="outside right center", title="up and left is better"
     )
+    mark(figure, f"{group.title}; {group.kind}")
     return figure
 
 
@@ -202,6 +213,58 @@ def by_prompt_size(group: Group, turns: pd.DataFrame) -> Figure:
     axis.set_ylabel("mean TTFT (s)")
     axis.set_ylim(bottom=0)
     legend_below(figure, axis, len(group.schedulers))
+    mark(figure, f"{group.title}; {group.kind}")
+    return figure
+
+
+@styled
+def ablation(group: Group, root: str, tags: Sequence[str] = MAIN) -> Figure:
+    """One panel a metric: how much better or worse each variant is than the whole, in percent.
+
+    Positive is better, as in the tables; whiskers are 95 % intervals over common seeds.
+    """
+    variants = group.variants(root)
+    gaps = {
+        tag: {
+            name: difference(
+                values_of(group.cells, metric_named(tag)),
+                name,
+                [root],
+                metric_named(tag).better,
+                bootstrap_generator(),
+            )
+            for name in variants
+        }
+        for tag in tags
+    }
+    tags = [tag for tag in tags if any(gaps[tag].values())]
+    per_row = min(3, max(1, len(tags)))
+    rows = max(1, -(-len(tags) // per_row))
+    figure, axes = new_axes(rows, per_row, rows * (0.8 + 0.27 * len(variants)))
+    style_of = looks(group.schedulers)
+    for place in range(rows * per_row):
+        axis = axes[divmod(place, per_row)]
+        if place >= len(tags):
+            axis.set_visible(False)
+            continue
+        for row, name in enumerate(variants):
+            gap = gaps[tags[place]][name]
+            if gap is None:
+                continue
+            axis.barh(row, gap.percent, color=style_of[name].colour, height=0.62, alpha=0.85)
+            if gap.interval is not None:
+                low, high = gap.interval
+                spread = [[max(0.0, gap.percent - low)], [max(0.0, high - gap.percent)]]
+                axis.errorbar(gap.percent, row, xerr=spread, color=INK, capsize=2.5, lw=1)
+        axis.axvline(0, color=INK, lw=0.8)
+        axis.set_yticks(range(len(variants)))
+        axis.set_yticklabels(variants if place % per_row == 0 else [])
+        axis.set_ylim(len(variants) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
+        axis.margins(x=0.1)
+        axis.set_title(metric_named(tags[place]).title)
+        axis.set_xlabel(f"% against {root}; positive is better", fontsize=8)
+    mark(figure, f"{group.title}; {group.kind}")
     return figure
 
 
@@ -223,11 +286,11 @@ def _thin(x: Any, y: Any, most: int = 150) -> tuple[Any, Any]:
 
 
 def _log_if_wide(axis: Axes) -> None:
-    """A logarithmic axis where the data spans more than a factor of 50."""
+    """A logarithmic axis where a few values would press all others against the edge."""
     data = [line.get_xdata() for line in axis.get_lines()]
     values = np.concatenate(data) if data else np.empty(0)
     values = values[values > 0]
-    if values.size and np.quantile(values, 0.99) > 50 * np.quantile(values, 0.05):
+    if values.size and values.max() > _WIDE * np.median(values):
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlim(left=float(np.quantile(values, 0.02)))

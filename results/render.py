@@ -88,6 +88,21 @@ def to_latex(table: MetricTable) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
+def rows_to_markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Any table of texts under its title."""
+    lines = [f"### {markdown_text(title)}", "", _markdown_row(head), "|---" * len(head) + "|"]
+    return "\n".join([*lines, *(_markdown_row(list(map(markdown_text, row))) for row in rows), ""])
+
+
+def rows_to_latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same as a `table` environment for the booktabs package."""
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(title)}.}}"]
+    lines += [rf"\begin{{tabular}}{{{'l' * len(head)}}}", r"\toprule"]
+    lines += [" & ".join(map(_latex_text, head)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(_latex_text, row)) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
 def to_csv(tables: Sequence[MetricTable]) -> str:
     """One line a figure, full precision, ours and published."""
     out = io.StringIO()
@@ -99,7 +114,7 @@ def to_csv(tables: Sequence[MetricTable]) -> str:
             where = [group.run, group.workload, group.workers]
             for name, figure in group.figures(metric.tag).items():
                 own, gap = figure.estimate, figure.difference
-                line: list[object] = [*where, name, group.label, metric.tag, metric.unit]
+                line: list[object] = [*where, name, group.label_of(name), metric.tag, metric.unit]
                 line += [own.mean, *(own.interval or ("", "")), own.n] if own else [""] * 4
                 line += [int(figure.best)]
                 line += [gap.percent, *(gap.interval or ("", ""))] if gap else [""] * 3

@@ -178,7 +178,7 @@ def _section_view(section: Section, markup: type[Any]) -> dict[str, Any]:
     view = {
         "id": section.id,
         "title": table.title,
-        "label": group.label,
+        "label": group.kind,
         "headings": [f"{heading} ({unit})" if unit else heading for heading, unit in units],
         "rows": [_row_view(row, section) for row in table.rows],
         "captions": table.captions,

@@ -90,11 +90,15 @@ class Section:
         self.__dict__.pop("sessions", None)
 
     def _pictures(self) -> Iterator[Picture]:
-        group, label = self.group, self.group.label
-        seeds = f"{label}; n = {max(group.seeds.values())} seeds"
+        group, label = self.group, self.group.kind
+        most = max(group.seeds.values())
+        seeds = f"{label}; n = {most} seed{'s' if most > 1 else ''}"
+        bars = "Bars: mean over seeds" + (
+            "; whiskers: 95 % bootstrap interval." if most > 1 else "."
+        )
         yield Picture(
             "metrics",
-            f"Main metrics ({seeds}). Bars: mean over seeds; whiskers: 95 % bootstrap interval.",
+            f"Main metrics ({seeds}). {bars}",
             plots.main_metrics(group, [metric.tag for metric in self.table.metrics]),
         )
         yield Picture(
@@ -118,6 +122,12 @@ class Section:
             f"Pauses and moves ({seeds}).",
             plots.main_metrics(group, ["pause_wait_mean", "held_share", "moves_per_session"]),
         )
+        for root in group.roots():
+            yield Picture(
+                f"ablation-{root}",
+                f"Variants of {root} against it, in percent, positive is better ({seeds}). {bars}",
+                plots.ablation(group, root),
+            )
         yield from self._over_time()
         if len(self.siblings) > 1 and group is self.siblings[-1]:
             yield Picture(
@@ -135,7 +145,7 @@ class Section:
         yield Picture(
             "replicas",
             f"Requests (running and waiting) and KV occupancy of each replica over time, seed "
-            f"{seed} ({self.group.label}); long runs as means over equal spans.",
+            f"{seed} ({self.group.kind}); long runs as means over equal spans.",
             plots.replicas_over_time(self.group, replicas[replicas["seed"] == seed], seed),
         )
 
@@ -150,5 +160,6 @@ def sections(
         for group in groups:
             siblings = [other for other in groups if other.workload == group.workload]
             name = f"t{len(found) + 1}"
-            found.append(Section(run, group, name, table_of(group, tags), siblings))
+            table = table_of(group, tags, named=len(runs) > 1)
+            found.append(Section(run, group, name, table, siblings))
     return found

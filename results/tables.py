@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from results.cells import load_words
 from results.formatting import interval, level, percent, signed, tight_interval
 from results.groups import Figure, Group, groups_of, metric_named
 from results.metrics import BY_TAG, MAIN, Metric
@@ -43,7 +42,7 @@ class Row:
     label: Label
     entries: tuple[Entry, ...]
     note: str = ""
-    """For published figures, what they are compared with."""
+    """For published figures, what they are compared with; for external ones, the run's label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +65,41 @@ class MetricTable:
 
 
 def tables(
-    run: Run, tags: Sequence[str] = MAIN, baselines: Sequence[str] | None = None
+    run: Run,
+    tags: Sequence[str] = MAIN,
+    baselines: Sequence[str] | None = None,
+    *,
+    named: bool = False,
 ) -> list[MetricTable]:
     """One table a workload and worker count of the run.
 
     Args:
         tags: the metrics, in the order of the columns.
         baselines: schedulers to compare with; None: all others but own variants.
+        named: put the name of the run into the titles, where several runs stand together.
 
     Raises:
         UsageError: an unknown metric or baseline.
     """
-    return [table_of(group, tags) for group in groups_of(run, baselines)]
+    return [table_of(group, tags, named=named) for group in groups_of(run, baselines)]
 
 
-def table_of(group: Group, tags: Sequence[str] = MAIN) -> MetricTable:
+def table_of(group: Group, tags: Sequence[str] = MAIN, *, named: bool = False) -> MetricTable:
     metrics = tuple(metric_named(tag) for tag in tags)
     figures = {metric.tag: group.figures(metric.tag) for metric in metrics}
     rows = []
     for name in group.schedulers:
         entries = tuple(_entry(figures[metric.tag][name]) for metric in metrics)
-        rows.append(Row(name, group.label, entries))
+        label = group.label_of(name)
+        # An external arm stands in a run that is measured or emulated, which still counts.
+        rows.append(Row(name, label, entries, "" if label == group.label else group.label))
         rows += _published_rows(group, name, metrics)
-    parts = [group.workload, load_words(group.workers)]
+    parts = [group.title]
     parts += [str(group.facts[key]) for key in ("model", "topology") if key in group.facts]
-    return MetricTable(", ".join(parts), metrics, tuple(rows), _captions(group, metrics), group)
+    title = ", ".join(parts)
+    if named:
+        title = f"{group.run}: {title}"
+    return MetricTable(title, metrics, tuple(rows), _captions(group, metrics), group)
 
 
 def _entry(figure: Figure) -> Entry:
@@ -145,24 +154,24 @@ def _captions(group: Group, metrics: Sequence[Metric]) -> tuple[str, ...]:
             f"{group.facts['decode_tps_bound_by']}; first seed)."
         )
     if any(f.difference for m in metrics for f in group.figures(m.tag).values()):
-        against = "the best of the other schedulers (own variants aside)"
-        if group.baselines is not None:
-            against = f"the best of {', '.join(group.baselines)}"
         lines.append(
-            f"* best mean. Signed figures: difference against {against}; positive = better"
+            f"* best mean. Signed figures: difference against {group.against}; positive = better"
             + ("; in brackets its 95 % bootstrap interval." if _has_intervals(group) else ".")
         )
     lines += _warnings(group, metrics)
     if group.unfinished:
-        shown = "; ".join(group.unfinished[:5])
-        more = len(group.unfinished) - 5
-        lines.append(f"Missing: {shown}" + (f"; and {more} more." if more > 0 else "."))
+        lines.append(f"Missing: {_several(group.unfinished)}")
     return tuple(lines)
+
+
+def _several(lines: Sequence[str], most: int = 5) -> str:
+    more = len(lines) - most
+    return "; ".join(lines[:most]) + (f"; and {more} more." if more > 0 else ".")
 
 
 def _provenance(group: Group) -> str:
     """What the figures are, which sessions they come from, and where step times come from."""
-    parts = [f"Figures {group.label}"]
+    parts = [f"Figures {group.kind}"]
     sources = [v for k, v in group.facts.items() if k.startswith("step_time")]
     if sources:
         parts.append(f"step times: {', '.join(dict.fromkeys(map(str, sources)))}")
@@ -199,6 +208,8 @@ def _has_intervals(group: Group) -> bool:
 
 def _warnings(group: Group, metrics: Sequence[Metric]) -> list[str]:
     lines = []
+    if group.invalid:
+        lines.append(f"Not to be used, the run was not what it says: {_several(group.invalid)}")
     ended = _unserved(group)
     if ended:
         lines.append(f"Not finished, and in no timing figure: {ended}.")

@@ -20,7 +20,8 @@ def timelines(group: Group, turns: pd.DataFrame, sessions: pd.DataFrame) -> list
     Returns:
         One mapping a cell: scheduler, seed, and `sessions`; a session has `turns`, each
         [arrived, dispatched, first token, finished, replica, prompt, cached, output, tools, moved,
-        status]; times in seconds since the session started, rounded to milliseconds.
+        status, prefill replica, prefilled, KV sent, KV received]; times in seconds since the
+        session started, rounded to milliseconds. The last four are left off where all are unknown.
     """
     cells = []
     for scheduler in group.schedulers:
@@ -60,9 +61,13 @@ def _session(row: Any, turns: pd.DataFrame | None) -> dict[str, Any]:
 
 
 def _turn(turn: Any, start: int) -> list[Any]:
-    moments = (turn.arrived, turn.dispatched, turn.first_token, turn.finished)
+    def since(moment: Any) -> float | None:
+        return None if pd.isna(moment) else round((moment - start) / 1e9, 3)
+
+    legs: list[Any] = [None if pd.isna(turn.prefill_replica) else turn.prefill_replica]
+    legs += map(since, (turn.prefilled, turn.kv_sent, turn.kv_received))
     return [
-        *(None if pd.isna(moment) else round((moment - start) / 1e9, 3) for moment in moments),
+        *map(since, (turn.arrived, turn.dispatched, turn.first_token, turn.finished)),
         None if pd.isna(turn.replica) else turn.replica,
         int(turn.prompt_tokens),
         None if pd.isna(turn.cached_tokens) else int(turn.cached_tokens),
@@ -70,4 +75,5 @@ def _turn(turn: Any, start: int) -> list[Any]:
         round(turn.tool_s, 3),
         bool(turn.moved),
         turn.status,
+        *(legs if any(part is not None for part in legs) else []),
     ]

@@ -17,13 +17,29 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from agentsched import SimulationError, TopologyError
 from harness.sim.content import Line
 
 _by_place = attrgetter("lo", "seq")
 _by_seq = attrgetter("seq")
+
+
+class CacheWatcher(Protocol):
+    """Is told what becomes of blocks with content: of blocks `lo` to `hi` - 1 of a branch."""
+
+    def stored(self, line: Line, lo: int, hi: int) -> None:
+        """They were hashed, for a text that is `line`."""
+        ...
+
+    def removed(self, branch: int, lo: int, hi: int) -> None:
+        """They were evicted."""
+        ...
+
+    def cleared(self) -> None:
+        """All of them are gone."""
+        ...
 
 
 class Extent:
@@ -88,6 +104,7 @@ class BlockCache:
         self.total = blocks
         self.caching = caching
         self.evicted = 0
+        self.watcher: CacheWatcher | None = None
         self._seq = 0
         self.clear()
 
@@ -98,6 +115,8 @@ class BlockCache:
         self._blank = self.total
         self._branches: dict[int, list[Extent]] = {}
         self._queue = Extent(-1, 0, 0, -1)
+        if self.watcher is not None:
+            self.watcher.cleared()
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -171,10 +190,14 @@ class BlockCache:
             size = extent.hi - extent.lo
             if size > count:
                 extent.hi -= count
+                if self.watcher is not None:
+                    self.watcher.removed(extent.branch, extent.hi, extent.hi + count)
                 return
             count -= size
             self._unlink(extent)
             self._drop(extent)
+            if self.watcher is not None:
+                self.watcher.removed(extent.branch, extent.lo, extent.hi)
 
     def fill(self, holding: Holding, full: int) -> None:
         """Hash the holding's blocks up to its first `full`; they must have been allocated."""
@@ -182,6 +205,8 @@ class BlockCache:
         if full <= hashed or not self.caching:
             return
         self.cached += full - hashed
+        if self.watcher is not None:
+            self.watcher.stored(holding.line, hashed, full)
         runs = holding.line.runs
         while hashed < full:
             branch, _, hi = runs[holding.cursor]

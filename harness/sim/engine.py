@@ -14,7 +14,7 @@ from typing import ClassVar
 from agentsched import PerformanceDataError, SimulationError
 from harness.sim.api_server import ApiServer
 from harness.sim.batcher import Batcher
-from harness.sim.block_cache import BlockCache
+from harness.sim.block_cache import BlockCache, CacheWatcher
 from harness.sim.content import ContentIndex
 from harness.sim.engine_counts import Counts, records
 from harness.sim.engine_types import (
@@ -238,6 +238,13 @@ class Engine:
         passed = self._api.left_by(self._seen_ps)
         still = len(self._api) - passed
         return self._counts.state(self._batcher, self._cache, passed, still)
+
+    def watch_cache(self, watcher: CacheWatcher) -> bool:
+        """Tell of blocks that are stored and removed; False if its cache does not keep blocks."""
+        if not isinstance(self._cache, BlockCache):
+            return False
+        self._cache.watcher = watcher
+        return True
 
     def clear_cache(self) -> bool:
         """Forget all content that is cached; False, and nothing happens, while blocks are held."""
