@@ -7,7 +7,7 @@ import io
 import textwrap
 from typing import TYPE_CHECKING
 
-from results.compare import Change, Comparison
+from results.compare import Change, Comparison, Pair
 from results.formatting import interval, level, signed
 from results.tables import SHORT_UNITS, UNKNOWN
 
@@ -31,7 +31,7 @@ def comparison_to_rich(comparison: Comparison, width: int) -> RenderableType:
 
     parts: list[RenderableType] = []
     for pair in comparison.pairs:
-        parts += [Text(line, style="bold") for line in textwrap.wrap(f"{pair.name} ({pair.kind})", width)]
+        parts += [Text(line, style="bold") for line in textwrap.wrap(_title(pair), width)]
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
         for index, heading in enumerate(HEADINGS):
             grid.add_column(heading, justify="right" if 0 < index < 5 else "left", overflow="fold")
@@ -60,7 +60,7 @@ def comparison_to_markdown(comparison: Comparison) -> str:
     lines = []
     for pair in comparison.pairs:
         lines += [
-            f"### {pair.name} ({pair.kind})",
+            f"### {_title(pair)}",
             "",
             f"| {' | '.join(HEADINGS)} |",
             "|---|---:|---:|---:|---:|---|",
@@ -110,6 +110,10 @@ def notes(comparison: Comparison) -> list[str]:
     )
     lines += [f"Not compared: {text}." for text in comparison.unmatched]
     return lines
+
+
+def _title(pair: Pair) -> str:
+    return f"{pair.name} ({pair.kind})"
 
 
 def _row(change: Change) -> list[str]:

@@ -88,7 +88,8 @@ def test_errors_are_counted_by_scheduler_and_message(tmp_path: Path) -> None:
     write_report(run, tmp_path / "out", ["md", "html"])
     text = (tmp_path / "out" / "report.md").read_text("utf-8")
     assert "| tao | failed | reset \\| by peer | 3 |" in text
-    assert '<td class="words">reset | by peer</td>' in (tmp_path / "out" / "report.html").read_text("utf-8")
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert '<td class="words">reset | by peer</td>' in page
 
 
 def test_ids_are_unique_and_references_resolve(out: Path) -> None:
