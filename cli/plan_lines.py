@@ -15,7 +15,9 @@ def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
     from harness.capacity import explain
     from harness.experiment import estimate_s
 
-    yield f"{plan.spec.name}: {plan.spec.model} on {plan.spec.topology}, simulated, into {folder}"
+    yield (
+        f"{plan.spec.name}: {plan.spec.model} on {plan.spec.topology}, {plan.label}, into {folder}"
+    )
     for row in explain(plan.cluster):
         yield f"  replicas    {row.count} x {row.gpus} ({row.replicas}, {row.role})"
         yield (
@@ -31,7 +33,9 @@ def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
         yield from _workload_lines(
             workload, plan.sim.context_limit or plan.cluster.model.context_limit
         )
-    yield f"  schedulers  {', '.join(arm.name for arm in plan.arms)}"
+    yield f"  schedulers  {', '.join(arm.name for arm in plan.arms if arm.router is None)}"
+    if any(arm.router is not None for arm in plan.arms):
+        yield f"  routers     {', '.join(arm.name for arm in plan.arms if arm.router is not None)}"
     seeds = plan.spec.seeds
     loads = sum(len(w.loads) for w in plan.workloads)
     yield (

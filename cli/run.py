@@ -21,11 +21,19 @@ def run(
         str | None, typer.Argument(metavar="[PRESET|SPEC.yaml]", help="What to run.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="sim|emulator|vllm|sglang", help="What serves the model.")
+        str | None,
+        typer.Option(metavar="sim|emulator|vllm|sglang|vllm-cpu", help="What serves the model."),
     ] = None,
     scheduler: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME|FILE.py:CLASS", help="Replaces the schedulers; repeatable."),
+    ] = None,
+    router: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:POLICY]",
+            help="Another router's own program as one more arm, on live engines; repeatable.",
+        ),
     ] = None,
     workload: Annotated[
         list[str] | None,
@@ -79,6 +87,7 @@ def run(
         model=model,
         topology=topology,
         schedulers=scheduler,
+        routers=router,
         workloads=workload,
         workers=_numbers("--workers", workers),
         seed=seed,

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from agentsched import AgentschedError
 
 if TYPE_CHECKING:
+    from harness.live.cell import LiveJob
     from harness.sim.engine_types import EngineParams
     from harness.sim.settings import SimSettings
     from harness.topology import Cluster
     from results.cells import CellId
+    from results.writer import CellWriter
+    from workloads.model import Session
 
 Progress = Callable[[int, int], None]
 """Told (sessions ended, turns ended) of a cell."""
@@ -40,6 +43,13 @@ class CellJob:
     sim: SimSettings
     gateway_share: float
     facts: Mapping[str, Any] = field(default_factory=dict)
+    live: LiveJob | None = None
+    """On emulated or real engines; None: it is simulated."""
+
+    @property
+    def workers(self) -> int | None:
+        """Sessions active at once; None where they arrive by themselves."""
+        return self.cell.workers if self.rate_per_s is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,35 +69,14 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
     Returns:
         The summary, as results.writer.CellWriter.finish gives it, or the failure.
     """
-    from harness.sim.run import simulate
     from results.writer import CellWriter
-    from schedulers.registry import create
-    from workloads.arrivals import poisson
-    from workloads.catalog import load_workload
 
-    with CellWriter(job.run, job.cell, "simulated") as writer:
+    label = job.live.label if job.live is not None else "simulated"
+    with CellWriter(job.run, job.cell, label) as writer:
         try:
-            sessions = load_workload(
-                job.workload,
-                sessions=job.sessions,
-                seed=job.cell.seed,
-                settings=job.workload_settings,
-            )
-            if job.rate_per_s is not None:
-                sessions = poisson(sessions, job.rate_per_s, job.cell.seed)
-            outcome = simulate(
-                sessions,
-                workers=job.cell.workers if job.rate_per_s is None else None,
-                scheduler=create(job.target, job.settings, job.cell.seed),
-                cluster=job.cluster,
-                settings=job.sim,
-                engine=job.engine,
-                recorder=writer,
-                capacity_share=job.gateway_share,
-                progress=progress,
-            )
-            facts = {**job.facts, **outcome.facts}
-            return writer.finish(outcome.makespan_ns, outcome.counters, facts, outcome.timing)
+            if job.live is not None:
+                return _play_live(job, job.live, writer, progress)
+            return _simulate(job, writer, progress)
         except AgentschedError as error:
             writer.fail(error)
             return CellFailure(job.cell, error.message, error.remedy, traceback.format_exc())
@@ -101,3 +90,48 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
                 "the same command with --debug, and report what it shows",
                 traceback.format_exc(),
             )
+
+
+def _simulate(job: CellJob, writer: CellWriter, progress: Progress) -> dict[str, Any]:
+    from harness.sim.run import simulate
+    from schedulers.registry import create
+
+    outcome = simulate(
+        sessions_of(job),
+        workers=job.workers,
+        scheduler=create(job.target, job.settings, job.cell.seed),
+        cluster=job.cluster,
+        settings=job.sim,
+        engine=job.engine,
+        recorder=writer,
+        capacity_share=job.gateway_share,
+        progress=progress,
+    )
+    facts = {**job.facts, **outcome.facts}
+    return writer.finish(outcome.makespan_ns, outcome.counters, facts, outcome.timing)
+
+
+def _play_live(
+    job: CellJob, live: LiveJob, writer: CellWriter, progress: Progress
+) -> dict[str, Any]:
+    from harness.live.cell import play
+
+    played = play(job, live, writer.path, writer, progress)
+    facts = {**job.facts, **played.facts}
+    if played.invalid is not None:
+        facts["invalid"] = played.invalid
+    return writer.finish(played.makespan_ns, played.counters, facts, played.timing)
+
+
+def sessions_of(job: CellJob) -> list[Session]:
+    """The sessions of a cell that is simulated or replayed."""
+    from workloads.arrivals import poisson
+    from workloads.catalog import load_workload
+
+    sessions = load_workload(
+        job.workload,
+        sessions=job.sessions,
+        seed=job.cell.seed,
+        settings=job.workload_settings,
+    )
+    return sessions if job.rate_per_s is None else poisson(sessions, job.rate_per_s, job.cell.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,8 +16,6 @@ from results.cells import CellId
 
 if TYPE_CHECKING:
     from harness.overrides import Flags
-
-CELL_LABEL = "simulated"
 
 TURNS_PER_CPU_S = 2_500
 CELL_CPU_S = 0.7
@@ -118,12 +117,16 @@ def execute(
     Raises:
         RunDirectoryError: the folder cannot be used, or is another run's.
     """
+    from harness.fleets import running_fleet
     from harness.pool import Outcome, cores, run_cells
     from results.store import RunStore
 
     watch = watcher if watcher is not None else Silent()
     failures: list[CellFailure] = []
-    with RunStore.open(folder, planned.spec.text, planned.manifest(CELL_LABEL)) as store:
+    with ExitStack() as stack:
+        store = stack.enter_context(
+            RunStore.open(folder, planned.spec.text, planned.manifest(planned.label))
+        )
         all_jobs = planned.jobs(store.path.resolve())
         kept = tuple(job.cell for job in all_jobs if store.is_done(job.cell))
         to_run = [job for job in all_jobs if job.cell not in set(kept)]
@@ -135,9 +138,12 @@ def execute(
                 failures.append(failure)
             watch.ended(job.cell, failure)
 
+        fleet = stack.enter_context(running_fleet(planned, store.path)) if to_run else None
         run_cells(
             to_run,
-            parallel=jobs or cores(),
+            # What is timed for real has the machine to itself.
+            parallel=(jobs or cores()) if planned.live is None else 1,
+            prepare=fleet.prepare if fleet is not None else lambda job: job,
             on_progress=lambda job, sessions, turns: watch.progressed(job.cell, sessions, turns),
             on_end=on_end,
         )
@@ -170,6 +176,8 @@ def why_invalid(summary: Mapping[str, Any], max_failed_share: float) -> str | No
         max_failed_share: largest share of sessions that may have failed or been rejected.
     """
     metrics = summary["metrics"]
+    if (why := summary["facts"].get("invalid")) is not None:
+        return str(why)
 
     def value(tag: str) -> float:
         return float(metrics[tag]["value"] or 0)

@@ -19,6 +19,7 @@ class Flags:
     topology: str | None = None
     schedulers: Sequence[str] | None = None
     """Names, or file.py:Class."""
+    routers: Sequence[str] | None = None
     workloads: Sequence[str] | None = None
     """Names, or paths of traces."""
     workers: Sequence[int] | None = None
@@ -42,6 +43,9 @@ def lay_over(document: Document, flags: Flags) -> Document:
     if flags.schedulers is not None:
         shown = " ".join(f"--scheduler {name}" for name in flags.schedulers)
         document = override(document, ("schedulers",), list(flags.schedulers), shown)
+    if flags.routers is not None:
+        shown = " ".join(f"--router {name}" for name in flags.routers)
+        document = override(document, ("routers",), list(flags.routers), shown)
     if flags.workloads is not None:
         document = _with_workloads(document, flags.workloads)
     if flags.workers is not None:

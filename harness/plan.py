@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import agentsched
 from agentsched import TraceError, UsageError
@@ -24,10 +24,18 @@ from harness.sim.settings import SimSettings
 from harness.spec import RunSpec, WorkloadSpec
 from harness.topology import find_topology
 from results.cells import CellId
+from results.records import Label
 from schedulers import registry
 from schedulers.base import Scheduler
 from workloads.catalog import load_workload, workload_names
 from workloads.stats import peak_context
+
+if TYPE_CHECKING:
+    from harness.live.cell import LiveJob
+    from harness.live.settings import LiveSettings
+
+LABELS: dict[str, Label] = {"sim": "simulated", "emulator": "emulated"}
+"""By engine; all others are measured."""
 
 LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic")
 """Their versions are kept with a run, since they take part in its figures."""
@@ -44,6 +52,8 @@ class Arm:
     """As given."""
     config: Mapping[str, str]
     """All of them, defaults included, as text."""
+    router: str | None = None
+    """Another router's own program, as `vllm-router:cache_aware`, in place of a scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,8 @@ class PlannedWorkload:
     """Sessions, sub-agents included, that will pass the context limit and end there."""
     rate_per_s: float | None = None
     """Sessions arriving a second; None: workers take them up."""
+    driver: str | None = None
+    """Workload of workloads.agents whose real agents play it; None: it is replayed."""
 
     @property
     def loads(self) -> tuple[int, ...]:
@@ -82,6 +94,15 @@ class Plan:
     sim: SimSettings
     arms: tuple[Arm, ...]
     workloads: tuple[PlannedWorkload, ...]
+    live: LiveSettings | None = None
+    """On emulated or real engines; None: it is simulated."""
+    launch: Any = None
+    """Of real engines, harness.live.engines.settings.EngineSettings."""
+
+    @property
+    def label(self) -> Label:
+        """What the figures of its cells are; those of routers are `external` beside that."""
+        return LABELS.get(self.spec.engine, "measured")
 
     @property
     def cells(self) -> list[CellId]:
@@ -105,6 +126,7 @@ class Plan:
                 sim=self.sim,
                 gateway_share=self.spec.gateway_share,
                 facts=self.facts(),
+                live=self._live_job(workload, arm),
             )
             for cell, workload, arm in self._matrix()
         ]
@@ -117,8 +139,23 @@ class Plan:
             "model": self.spec.model,
             "topology": self.spec.topology,
             "kv_capacity_tokens": {r.id: r.kv_tokens for r in self.cluster.replicas},
-            "cache_source": "simulated blocks",
+            "cache_source": "simulated blocks" if self.live is None else "engine usage",
         }
+
+    def _live_job(self, workload: PlannedWorkload, arm: Arm) -> LiveJob | None:
+        if self.live is None:
+            return None
+        from harness.live.cell import LiveJob
+
+        return LiveJob(
+            engine=self.spec.engine,
+            settings=self.live,
+            label=self.label if arm.router is None else "external",
+            served_model=self.live.served_model or self.spec.model,
+            driver=workload.driver,
+            driver_settings=workload.spec.agents,
+            router=arm.router,
+        )
 
     def manifest(self, label: str) -> dict[str, Any]:
         """What the run folder keeps of how it came about. `spec` decides what may be resumed."""
@@ -127,7 +164,7 @@ class Plan:
             "spec": {
                 **self.spec.resolved(),
                 "agentsched": agentsched.__version__,
-                "code": code_digest(),
+                "code": code_digest(live=self.live is not None),
                 "inputs": self._digests(),
             },
             "cells": [cell.as_dict() for cell in self.cells],
@@ -138,6 +175,8 @@ class Plan:
             ],
             "engine": asdict(self.engine),
             "sim": asdict(self.sim),
+            **({"live": asdict(self.live)} if self.live is not None else {}),
+            **({"launch": asdict(self.launch)} if self.launch is not None else {}),
             "schedulers": {arm.name: dict(arm.config) for arm in self.arms},
             "versions": {
                 "agentsched": agentsched.__version__,
@@ -169,7 +208,7 @@ class Plan:
         files = {
             f"workload {workload.name}": workload.source
             for workload in self.workloads
-            if workload.source not in workload_names()
+            if workload.driver is None and workload.source not in workload_names()
         }
         files |= {
             f"scheduler {arm.name}": arm.target.rpartition(":")[0]
@@ -182,8 +221,11 @@ class Plan:
         }
 
 
-def code_digest() -> str:
+def code_digest(*, live: bool = False) -> str:
     """Of the code and data of this installation that results depend on.
+
+    Args:
+        live: the run's cells are not simulated, so that the code of the gateway counts too.
 
     It is part of what a run is, so that figures of two states of the code never share a folder.
     """
@@ -192,14 +234,14 @@ def code_digest() -> str:
         root = Path(str(files(package)))
         for file in sorted(root.rglob("*")):
             name = file.relative_to(root.parent).as_posix()
-            if file.is_file() and not any(part in name for part in _NOT_IN_RESULTS):
+            skipped = _NOT_IN_RESULTS if live else (*_NOT_IN_RESULTS, "harness/live/")
+            if file.is_file() and not any(part in name for part in skipped):
                 digest.update(f"{name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
 _NOT_IN_RESULTS = (
     "__pycache__",
-    "harness/live/",
     "harness/data/presets/",
     "results/templates/",
     "results/reproduction/",
@@ -222,7 +264,48 @@ def plan(spec: RunSpec) -> Plan:
         check_faults(sim.faults, [replica.id for replica in cluster.replicas])
     engine = _engine(spec, cluster)
     limit = sim.context_limit or model.context_limit
-    return Plan(spec, cluster, engine, sim, _arms(spec), _workloads(spec, limit))
+    live, launch = _live(spec, sim)
+    arms = (*_arms(spec), *_routers(spec))
+    return Plan(spec, cluster, engine, sim, arms, _workloads(spec, limit), live, launch)
+
+
+def _live(spec: RunSpec, sim: SimSettings) -> tuple[LiveSettings | None, Any]:
+    """Settings of live engines, and of starting real ones; None where there are none."""
+    if spec.engine == "sim":
+        return None, None
+    from harness.live.settings import LiveSettings
+
+    live = settings_from(spec, ("live",), LiveSettings, spec.live)
+    if spec.engine == "emulator":
+        if live.urls:
+            raise spec.error(
+                ("live", "urls"),
+                "the emulator's replicas come with each cell, and `urls` names others",
+                "use `engine: vllm` for replicas that run already, emulated or not",
+            )
+        return live, None
+    if live.time_scale != 1.0 or live.virtual_clock:
+        raise spec.error(
+            ("live",), "real engines run in real time", "leave out time_scale and virtual_clock"
+        )
+    if sim.faults or sim.fault_scenario is not None:
+        raise spec.error(("sim",), "faults are not made on real engines", "use `sim` or `emulator`")
+    if live.urls:
+        return live, None
+    from harness.live.engines.settings import EngineSettings
+
+    return live, settings_from(spec, ("launch",), EngineSettings, spec.launch)
+
+
+def _routers(spec: RunSpec) -> Iterator[Arm]:
+    """Arms of other people's routers."""
+    for index, name in enumerate(spec.routers):
+        with spec.locating("routers", index):
+            from harness.live.routers import check_router
+
+            settings = spec.router_settings.get(name, {})
+            arm, config = check_router(name, settings)
+        yield Arm(arm, name, settings, config, router=name)
 
 
 def _engine(spec: RunSpec, cluster: Cluster) -> EngineParams:
@@ -315,7 +398,46 @@ def _at_rates(workload: PlannedWorkload) -> list[PlannedWorkload]:
     ]
 
 
+def _agents_of(spec: RunSpec, wanted: WorkloadSpec) -> str | None:
+    """The driver of real agents that is to play a workload."""
+    if spec.engine == "sim" or wanted.play == "replay" or spec.live.get("virtual_clock"):
+        return None
+    from workloads.agents.registry import agent_workloads, find_driver
+
+    if wanted.name not in agent_workloads():
+        if wanted.play == "agents":
+            find_driver(wanted.name)  # raises
+        return None
+    return wanted.name
+
+
+def _played_by_agents(spec: RunSpec, wanted: WorkloadSpec) -> PlannedWorkload:
+    from workloads.agents.registry import find_driver
+
+    driver = find_driver(wanted.name)
+    driver.check(wanted.agents)
+    if spec.live.get("time_scale", 1.0) != 1.0:
+        raise UsageError("real agents run in real time", "leave out live.time_scale")
+    if wanted.arrivals is not None:
+        raise UsageError("real agents are taken up by workers", "give `workers`, not `arrivals`")
+    tasks = driver.tasks(wanted.agents, sessions=wanted.sessions, seed=spec.seeds[0])
+    return PlannedWorkload(
+        name=wanted.name,
+        source=wanted.name,
+        spec=wanted,
+        origins=("recorded",),
+        sessions=len(tasks),
+        turns=0,
+        prompt_tokens=0,
+        output_tokens=0,
+        over_limit=0,
+        driver=wanted.name,
+    )
+
+
 def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> PlannedWorkload:
+    if _agents_of(spec, wanted) is not None:
+        return _played_by_agents(spec, wanted)
     name = source = wanted.name
     if wanted.name not in workload_names():
         path = spec.path_of(wanted)
@@ -350,6 +472,7 @@ def _workload_facts(workload: PlannedWorkload) -> dict[str, Any]:
         "output_tokens": workload.output_tokens,
         "over_limit": workload.over_limit,
         "rate_per_s": workload.rate_per_s,
+        "played_by": "agents" if workload.driver is not None else "replay",
     }
 
 

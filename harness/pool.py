@@ -58,12 +58,14 @@ def run_cells(
     jobs: Sequence[CellJob],
     *,
     parallel: int,
+    prepare: Callable[[CellJob], CellJob] = lambda job: job,
     on_progress: Callable[[CellJob, int, int], None],
     on_end: Callable[[CellJob, Outcome], None],
 ) -> None:
     """Run all cells, at most `parallel` at a time, starting in order.
 
     Args:
+        prepare: called with each job just before it starts; what it returns is run.
         on_progress: told (job, sessions ended, turns ended).
         on_end: told each cell's outcome as it ends.
 
@@ -74,7 +76,7 @@ def run_cells(
     try:
         while queue or running:
             while queue and len(running) < parallel:
-                running.append(_start(context, queue.popleft()))
+                running.append(_start(context, prepare(queue.popleft())))
             ready = set(wait([cell.pipe for cell in running]))
             for cell in [cell for cell in running if cell.pipe in ready]:
                 outcome = _receive(cell, on_progress)
@@ -98,7 +100,10 @@ def _context() -> BaseContext:
 def _start(context: BaseContext, job: CellJob) -> _Running:
     receiver, sender = context.Pipe(duplex=False)
     process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-        target=_work, args=(job, sender), name=f"cell {job.cell.name}", daemon=True
+        target=_work,
+        args=(job, sender),
+        name=f"cell {job.cell.name}",
+        daemon=job.live is None,  # live cells have processes of their own
     )
     with _clean_start():
         process.start()

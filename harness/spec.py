@@ -38,6 +38,8 @@ from harness.specfile import (
 
 MAX_SEEDS = 1_000
 
+Engine = Literal["sim", "emulator", "vllm", "sglang", "vllm-cpu"]
+
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(strict=True, ge=0)]
@@ -102,6 +104,10 @@ class WorkloadSpec(_Model):
 
     settings: dict[Text, Any] = {}
     """Of a generated workload."""
+    play: Literal["auto", "agents", "replay"] = "auto"
+    """On live engines: real agents, or a replay; auto: agents where the workload has them."""
+    agents: dict[Text, Any] = {}
+    """Settings of the real agents, such as `tasks`."""
     published_as: Text | None = None
     """The paper's workload that this one stands in for; its published figures are shown."""
 
@@ -152,18 +158,28 @@ class RunSpec(_Model):
     """A shipped model; `agentsched list models`."""
     topology: Text
     """Replicas and GPUs, such as 4x2xh100; `agentsched list topologies`."""
-    engine: Literal["sim", "emulator", "vllm", "sglang"] = "sim"
+    engine: Engine = "sim"
+    """What serves the model: simulated replicas, the emulator behind real HTTP, or real engines."""
     workloads: Annotated[tuple[WorkloadSpec, ...], Field(min_length=1)]
-    schedulers: Annotated[tuple[Text, ...], BeforeValidator(_listed), Field(min_length=1)]
+    schedulers: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
     """Names; only the command line may give file.py:Class."""
     scheduler_settings: dict[Text, dict[Text, Any]] = {}
     """Settings by scheduler name."""
+    routers: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
+    """Other people's routers in place of a scheduler, as `vllm-router:cache_aware`; on live
+    engines."""
+    router_settings: dict[Text, dict[Text, Any]] = {}
+    """Settings by router."""
     seeds: Annotated[tuple[Seed, ...], BeforeValidator(_seed_list), Field(min_length=1)] = (0,)
     """A list, or a count K for the seeds 0 to K-1. All schedulers run on the same seeds."""
     sim: dict[Text, Any] = {}
     """Settings of the simulated world (harness.sim.settings.SimSettings)."""
     engine_settings: dict[Text, Any] = {}
     """Settings of the simulated engines (harness.sim.engine_types.EngineParams)."""
+    live: dict[Text, Any] = {}
+    """How cells on live engines are run (harness.live.settings.LiveSettings)."""
+    launch: dict[Text, Any] = {}
+    """How real engines are started (harness.live.engines.settings.EngineSettings)."""
     memory: MemorySpec = MemorySpec()
     """How much KV cache a replica has."""
     slo: SloSpec | None = None
@@ -196,6 +212,12 @@ class RunSpec(_Model):
     def _distinct_schedulers(cls, schedulers: tuple[str, ...]) -> tuple[str, ...]:
         _refuse_repeats(schedulers, "scheduler", "name it once")
         return schedulers
+
+    @field_validator("routers")
+    @classmethod
+    def _distinct_routers(cls, routers: tuple[str, ...]) -> tuple[str, ...]:
+        _refuse_repeats(routers, "router", "name it once")
+        return routers
 
     @field_validator("seeds")
     @classmethod
@@ -281,13 +303,27 @@ def build_spec(document: Document) -> RunSpec:
     except ValidationError as error:
         raise _explained(document, error) from None
     spec._document = document
-    if spec.engine != "sim":
-        raise document.error(
-            ("engine",),
-            f"this version does not run the engine `{spec.engine}`",
-            "use `sim`, the simulated cluster",
-        )
+    _check_arms(spec, document)
     return spec
+
+
+def _check_arms(spec: RunSpec, document: Document) -> None:
+    """There is something to compare, and the engine can have it."""
+    if not spec.schedulers and not spec.routers:
+        given = "schedulers" in document.data
+        raise document.error(
+            ("schedulers",) if given else (),
+            "`schedulers` is an empty list; it must be a list of at least 1"
+            if given
+            else "the field `schedulers` is missing",
+            CORRECT if given else "add `schedulers: ...`, or give it as --scheduler",
+        )
+    if spec.routers and spec.engine == "sim":
+        raise document.error(
+            ("routers",),
+            "`routers` are real programs, which simulated replicas do not talk to",
+            "use `engine: emulator`, or the scheduler of the same name",
+        )
 
 
 def _document(preset_or_path: str | Path | None) -> Document:
@@ -403,5 +439,5 @@ def _fields_at(path: ValuePath) -> list[str]:
 
 
 def _flag_for(field: str) -> str:
-    flags = {"workloads": "--workload", "schedulers": "--scheduler"}
+    flags = {"workloads": "--workload", "schedulers": "--scheduler", "routers": "--router"}
     return flags.get(field, f"--{field}")

@@ -6,11 +6,11 @@ and in the order of the simulator. In real time they speak HTTP over loopback.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -21,30 +21,35 @@ from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
 from harness.live.driver import LiveDriver
+from harness.live.emulated_fleet import EmulatedFleet
 from harness.live.emulator import EmulatedReplica, EmulatorSettings
-from harness.live.fleet_server import EngineSpec, FleetServer, emulated_replicas, specs_of
+from harness.live.fleet_server import EngineSpec, emulated_replicas, link_of, specs_of
+from harness.live.fronts import (
+    NO_EXPIRY_S,
+    GatewayFront,
+    cell_gateway_settings,
+    replica_record,
+)
 from harness.live.gateway import Gateway, GatewaySettings
 from harness.live.gauges import Gauges
-from harness.live.http_client import HttpClient
-from harness.live.lag import LagProbe
+from harness.live.legs import Bootstrap
+from harness.live.parts import Stage
 from harness.live.planners import FixedPlanner
 from harness.live.polling import Poller, PollSettings
 from harness.live.replay import Replayer, ReplaySettings
-from harness.live.serving import Policy, ServedGateway, ServeSettings
+from harness.live.replay_player import ReplayPlayer
+from harness.live.serving import Policy
 from harness.live.turns import DriverSettings
 from harness.live.wire import Loopback, Sender
 from harness.sim.agents import nanoseconds
 from harness.sim.clock import Clock, Priority
 from harness.sim.driver import Recorder
 from harness.sim.engine_types import EngineParams
+from harness.sim.links import LinkSpec
 from harness.sim.run import SimOutcome
 from harness.sim.settings import Fault, SimSettings
-from results.records import ReplicaRecord
 from schedulers.base import Scheduler
 from workloads.model import Session
-
-NO_EXPIRY_S = 1e8
-"""Replayed agents say when they end; nothing is to be expired under them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,10 @@ class EmulatedCell:
     target: str | None = None
     scheduler_settings: Mapping[str, Any] = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
+    link: LinkSpec | None = None
+    """What replicas hand KV over."""
+    bootstrap: bool = False
+    """Hand it over as SGLang does, not as vLLM."""
 
     @property
     def emulator(self) -> EmulatorSettings:
@@ -96,6 +105,7 @@ def run_emulated(
     time_scale: float | None = 1.0,
     target: str | None = None,
     scheduler_settings: Mapping[str, Any] | None = None,
+    bootstrap: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimOutcome:
     """Play the sessions through the gateway on emulated engines; records go to `recorder`.
@@ -106,18 +116,13 @@ def run_emulated(
         time_scale: virtual seconds per real second; None: a virtual clock, as fast as it goes.
         target: the scheduler as `schedulers.registry` finds it, so that plans can be solved in a
             process of their own; None: they are solved in this one.
+        bootstrap: hand KV over as SGLang does, not as vLLM (with a virtual clock).
 
     Raises:
         SchedulerError: the policy broke its contract, or left turns waiting for ever.
         PerformanceDataError: no step times for the model on this hardware.
-        UsageError: the cluster has replicas for prefill or decode alone.
+        UsageError: a KV store is asked for, which emulated engines have not.
     """
-    split = [replica.id for replica in cluster.replicas if replica.role != "mixed"]
-    if split:
-        raise UsageError(
-            f"replica {split[0]} does not both prefill and decode; the gateway cannot split turns",
-            "use a topology of mixed replicas, or `--engine sim`",
-        )
     if settings.kv_store is not None:
         raise UsageError(
             "emulated engines have no shared KV store", "leave sim.kv_store out, or `--engine sim`"
@@ -135,6 +140,8 @@ def run_emulated(
         target,
         scheduler_settings or {},
         progress,
+        link_of(cluster, settings.kv_link),
+        bootstrap,
     )
     return run_cell(cell, time_scale)
 
@@ -153,12 +160,13 @@ class VirtualRun:
         self.cell = cell
         self.clock = clock = Clock()
         quiet = EmulatorSettings(max_model_len=cell.context_limit, tick_s=0.0)
-        self.replicas = {r.name: r for r in emulated_replicas(cell.specs, clock, quiet)}
+        made = emulated_replicas(cell.specs, clock, quiet, link=cell.link)
+        self.replicas = {replica.name: replica for replica in made}
         self.wires = {name: Loopback(r.handle) for name, r in self.replicas.items()}
         senders: dict[str, Sender] = dict(self.wires)
         self.planner = FixedPlanner(clock, round(cell.settings.planner_latency_ms * 1e6))
         configs = [
-            ReplicaConfig(s.name, "mixed", Capacity(tokens, share=cell.capacity_share))
+            ReplicaConfig(s.name, s.role, Capacity(tokens, share=cell.capacity_share))
             for s in cell.specs
             for tokens in [s.kv_blocks * s.params.block_size]
         ]
@@ -178,6 +186,9 @@ class VirtualRun:
             partial(cell.saw_gauges, lambda: clock.now),
         )
         self.gateway.poller = self.poller
+        if cell.bootstrap:
+            meeting = Bootstrap("127.0.0.1", 8998)
+            self.gateway.bootstraps = {s.name: meeting for s in cell.specs if s.role == "prefill"}
         self.done = False
         self.replayer = Replayer(
             cell.sessions,
@@ -208,6 +219,7 @@ class VirtualRun:
             self._check_progress()
         timing = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
         counters = self.cell.scheduler.counters() | engine_counters(self.replicas.values())
+        counters |= kv_counters(self.replicas.values())
         return SimOutcome(self.clock.now, counters, step_facts(self.cell.specs), timing)
 
     def _finish(self) -> None:
@@ -223,6 +235,8 @@ class VirtualRun:
             self.poller.blind.add(name)
         elif fault.kind == "metrics-resume":
             self.poller.blind.discard(name)
+        elif fault.kind in ("slow", "normal"):
+            self.replicas[name].set_slowdown(fault.factor if fault.kind == "slow" else 1.0)
         else:
             self.wires[name].listening = False
             self.driver.lost(name, "fault")
@@ -251,102 +265,44 @@ class VirtualRun:
 
 async def _run_live(cell: EmulatedCell, speed: float) -> SimOutcome:
     wall, cpu = time.perf_counter(), time.process_time()
-    loop = asyncio.get_running_loop()
-    fleet = FleetServer(cell.specs, cell.emulator, speed=speed)
-    await fleet.start()
-    scheduler = cell.scheduler
-    policy = Policy(scheduler, cell.target or scheduler.name, cell.scheduler_settings, 0)
-    served = ServedGateway(
+    fleet = EmulatedFleet(cell.specs, cell.emulator, speed=speed, link=cell.link)
+    settings = cell_gateway_settings(
+        cell.settings, share=cell.capacity_share, emulated=True, passthrough=True
+    )
+    policy = Policy(cell.scheduler, cell.target or cell.scheduler.name, cell.scheduler_settings, 0)
+    front = GatewayFront(
         policy,
-        fleet.urls,
-        ServeSettings(
-            port=0,
-            capacity_share=cell.capacity_share,
-            driver=DriverSettings(idle_expiry_s=NO_EXPIRY_S),
-            gateway=GatewaySettings(learn_ratio=False),
-            poll=PollSettings(interval_s=cell.settings.sampling_interval_s),
-        ),
-        names=[spec.name for spec in cell.specs],
-        decision=cell.recorder.decision if cell.settings.record_decisions else None,
-        on_gauges=lambda name, gauges: cell.saw_gauges(lambda: served.clock.now, name, gauges),
+        settings,
+        cell.recorder,
+        "emulated",
+        record_decisions=cell.settings.record_decisions,
         speed=speed,
     )
-    client: HttpClient | None = None
+    player = ReplayPlayer(cell.sessions, cell.workers, cell.replay, speed)
     try:
-        await served.start()
-        client = HttpClient(served.url)
-        finished = asyncio.Event()
-        replayer = Replayer(
-            cell.sessions,
-            workers=cell.workers,
-            sender=client,
-            clock=served.clock,
-            recorder=cell.recorder,
-            settings=cell.replay,
-            release=served.driver.release,
-            progress=cell.progress,
-            done=finished.set,
+        await front.start(await fleet.start())
+        fleet.schedule_faults(cell.settings.faults, front)
+        stage = Stage(
+            front,
+            cell.recorder,
+            front.clock,
+            Path(),
+            cell.replay.model,
+            cell.context_limit,
+            cell.progress or (lambda sessions, turns: None),
         )
-        for fault in cell.settings.faults:
-            at = nanoseconds(fault.at_s)
-            act = partial(_live_fault, fleet, served, fault, [s.name for s in cell.specs])
-            served.clock.at(at, Priority.FAULT, act)
-        probe = LagProbe(loop)
-        started = served.clock.now
-        replayer.start()
-        waiting = asyncio.ensure_future(finished.wait())
-        ends: list[asyncio.Future[Any]] = [waiting, served.failure]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        makespan = served.clock.now - started
-        probe.stop()
-        replayer.stop()
-        waiting.cancel()
-        if served.failure.done():
-            raise served.failure.result()
-        counters = scheduler.counters() | engine_counters(fleet.replicas)
+        played = await player.play(stage)
+        counters = front.counters() | engine_counters(fleet.server.replicas)
+        counters |= kv_counters(fleet.server.replicas)
         timing = {
             "wall_s": time.perf_counter() - wall,
             "cpu_s": time.process_time() - cpu,
-            "loop_lag_p99_ms": probe.percentile(99),
+            **played.timing,
         }
-        return SimOutcome(makespan, counters, step_facts(cell.specs), timing)
+        return SimOutcome(played.makespan_ns, counters, step_facts(cell.specs), timing)
     finally:
-        if client is not None:
-            await client.close()
-        await served.close()
+        await front.close()
         await fleet.close()
-
-
-def _live_fault(
-    fleet: FleetServer, served: ServedGateway, fault: Fault, names: Sequence[str]
-) -> None:
-    index = names.index(fault.replica)
-    loop = asyncio.get_running_loop()
-    if fault.kind == "lost":
-        fleet.background(loop.create_task(fleet.stop_replica(index)))
-    elif fault.kind == "recovered":
-        fleet.background(loop.create_task(fleet.restart_replica(index)))
-    elif fault.kind == "metrics-stop":
-        served.poller.blind.add(fault.replica)
-    else:
-        served.poller.blind.discard(fault.replica)
-
-
-def replica_record(now: int, replica: str, gauges: Gauges) -> ReplicaRecord:
-    """What a poll of gauges tells, as a record."""
-    sample = gauges.sample
-    prompt, hits = sample.prompt_tokens or 0, sample.prefix_hits or 0
-    return ReplicaRecord(
-        time=now,
-        replica=replica,
-        running=sample.running or 0,
-        waiting=sample.waiting or 0,
-        kv_used=sample.kv_usage or 0.0,
-        kv_cached=None,
-        preemptions=sample.preemptions or 0,
-        prefill_tokens=max(0, prompt - hits),
-        decode_tokens=sample.generation_tokens or 0,
-    )
 
 
 def engine_counters(replicas: Iterable[EmulatedReplica]) -> dict[str, float]:
@@ -356,6 +312,13 @@ def engine_counters(replicas: Iterable[EmulatedReplica]) -> dict[str, float]:
         "engine.prefill_tokens": sum(s.prefill_tokens for s in states),
         "engine.decode_tokens": sum(s.decode_tokens for s in states),
     }
+
+
+def kv_counters(replicas: Iterable[EmulatedReplica]) -> dict[str, float]:
+    """Totals of KV handed over between the replicas."""
+    for replica in replicas:
+        return replica.exchange.counters() if replica.exchange is not None else {}
+    return {}
 
 
 def step_facts(specs: Sequence[EngineSpec]) -> dict[str, str]:

@@ -1,0 +1,242 @@
+"""Plays one cell on live engines: finds its parts, puts them together, collects what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from agentsched import UsageError
+from harness.cells import sessions_of
+from harness.live.emulated_fleet import EmulatedFleet
+from harness.live.emulator import EmulatorSettings
+from harness.live.fleet_server import specs_of
+from harness.live.fronts import (
+    GatewayFront,
+    cell_gateway_settings,
+    replica_record,
+    with_idle_expiry,
+)
+from harness.live.parts import Front, Played, Player, ReplicaAddress, Stage
+from harness.live.replay import ReplaySettings
+from harness.live.replay_player import ReplayPlayer
+from harness.live.replica_watch import ReplicaWatch
+from harness.live.run import engine_counters, run_emulated, step_facts
+from harness.live.serving import find_policy
+from harness.live.settings import LiveSettings
+from results.records import Label
+
+if TYPE_CHECKING:
+    from harness.cells import CellJob
+    from harness.sim.driver import Recorder
+
+AGENT_EXPIRY_S = 3600.0
+"""A session of a real agent without a turn for this long has vanished. Our choice: longer than any
+tool of the task sets may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """What a cell on live engines needs beside what every cell does."""
+
+    engine: str
+    settings: LiveSettings
+    label: Label
+    """Of the cell: `emulated`, `measured`, or `external` behind somebody else's router."""
+    served_model: str
+    driver: str | None = None
+    """Workload whose real agents play; None: the workload is replayed."""
+    driver_settings: Mapping[str, Any] = field(default_factory=dict)
+    router: str | None = None
+    """An external router, as `harness.live.routers` finds it, in place of a scheduler."""
+    replicas: tuple[ReplicaAddress, ...] = ()
+    """Running ones; the emulator's start with the cell."""
+    reset: Mapping[str, Any] = field(default_factory=dict)
+    """What was done to them before the cell."""
+
+
+def play(
+    job: CellJob,
+    live: LiveJob,
+    folder: Path,
+    recorder: Recorder,
+    progress: Callable[[int, int], None],
+) -> Played:
+    """Play a cell to its end.
+
+    Args:
+        folder: the cell's; logs and trajectories go below it.
+
+    Raises:
+        AgentschedError: whatever kept it from ending, in words.
+    """
+    if live.engine == "emulator" and live.settings.virtual_clock:
+        return _play_virtual(job, recorder, progress)
+    return uvloop.run(_play(job, live, folder, recorder, progress))
+
+
+def _play_virtual(job: CellJob, recorder: Recorder, progress: Callable[[int, int], None]) -> Played:
+    from schedulers.registry import create
+
+    outcome = run_emulated(
+        sessions_of(job),
+        workers=job.workers,
+        scheduler=create(job.target, job.settings, job.cell.seed),
+        cluster=job.cluster,
+        settings=job.sim,
+        engine=job.engine,
+        recorder=recorder,
+        capacity_share=job.gateway_share,
+        time_scale=None,
+        target=job.target,
+        scheduler_settings=job.settings,
+        progress=progress,
+    )
+    facts = {**outcome.facts, "clock": "virtual"}
+    return Played(outcome.makespan_ns, outcome.counters, facts, outcome.timing)
+
+
+async def _play(
+    job: CellJob,
+    live: LiveJob,
+    folder: Path,
+    recorder: Recorder,
+    progress: Callable[[int, int], None],
+) -> Played:
+    wall, cpu = time.perf_counter(), time.process_time()
+    limit = job.sim.context_limit or job.cluster.model.context_limit
+    player = _player(job, live, folder)
+    fleet = _emulated_fleet(job, live, folder, limit) if live.engine == "emulator" else None
+    front = _front(job, live, folder, recorder, player)
+    watch: ReplicaWatch | None = None
+    try:
+        replicas = await fleet.start() if fleet is not None else live.replicas
+        await front.start(replicas)
+        if fleet is not None and isinstance(front, GatewayFront):
+            fleet.schedule_faults(job.sim.faults, front)
+        watch = ReplicaWatch(replicas)
+        before = await watch.read()
+        clock = front.clock if isinstance(front, GatewayFront) else watch.clock
+        if not isinstance(front, GatewayFront):
+            interval = job.sim.sampling_interval_s
+            watch.start(
+                interval,
+                lambda name, gauges: recorder.replica(replica_record(clock.now, name, gauges)),
+            )
+        stage = Stage(front, recorder, clock, folder, live.served_model, limit, progress)
+        played = await _unless_something_breaks(player.play(stage))
+        counters = {
+            **front.counters(),
+            **played.counters,
+            **(await watch.growth_since(before)),
+        }
+        facts = {**live.reset, **front.facts(), **played.facts, "engine": live.engine}
+        if fleet is not None:
+            counters |= engine_counters(fleet.server.replicas)
+            facts |= step_facts(fleet.server.specs)
+        timing = {
+            "cell_wall_s": time.perf_counter() - wall,
+            "cell_cpu_s": time.process_time() - cpu,
+            **played.timing,
+        }
+        return Played(played.makespan_ns, counters, facts, timing, played.invalid)
+    finally:
+        if watch is not None:
+            await watch.close()
+        await front.close()
+        if fleet is not None:
+            await fleet.close()
+
+
+async def _unless_something_breaks(playing: Coroutine[Any, Any, Played]) -> Played:
+    """What playing returns. An exception in any callback of the loop ends it: the turn that it
+    belonged to would else be waited for without end."""
+    loop = asyncio.get_running_loop()
+    broken: asyncio.Future[Played] = loop.create_future()
+
+    def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError(context["message"])
+        if not broken.done():
+            broken.set_exception(error)
+
+    loop.set_exception_handler(on_error)
+    task = loop.create_task(playing)
+    try:
+        await asyncio.wait({task, broken}, return_when=asyncio.FIRST_COMPLETED)
+        return (task if task.done() else broken).result()
+    finally:
+        loop.set_exception_handler(None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        broken.cancel()
+
+
+def _emulated_fleet(job: CellJob, live: LiveJob, folder: Path, limit: int) -> EmulatedFleet:
+    script = None
+    if live.driver is not None:
+        from workloads.agents.registry import find_driver
+
+        script = find_driver(live.driver).script(folder, live.driver_settings)
+    return EmulatedFleet(
+        specs_of(job.cluster, job.engine),
+        EmulatorSettings(max_model_len=limit),
+        script=script,
+        speed=live.settings.time_scale,
+    )
+
+
+def _front(job: CellJob, live: LiveJob, folder: Path, recorder: Recorder, player: Player) -> Front:
+    if live.router is not None:
+        from harness.live.routers import find_router
+
+        return find_router(live.router, job.settings, folder)
+    settings = cell_gateway_settings(
+        job.sim,
+        share=job.gateway_share,
+        emulated=live.engine == "emulator",
+        passthrough=live.settings.passthrough,
+    )
+    if live.driver is not None:
+        settings = with_idle_expiry(settings, AGENT_EXPIRY_S)
+    return GatewayFront(
+        find_policy(job.target, job.settings, job.cell.seed),
+        settings,
+        recorder,
+        live.label,
+        record_decisions=job.sim.record_decisions,
+        event_log=folder / "gateway.jsonl" if live.settings.event_log else None,
+        speed=live.settings.time_scale,
+        watcher=getattr(player, "watcher", None),
+    )
+
+
+def _player(job: CellJob, live: LiveJob, folder: Path) -> Player:
+    if live.driver is not None:
+        from harness.live.agents.player import AgentPlayer
+        from workloads.agents.registry import find_driver
+
+        workers = job.workers
+        if workers is None:
+            raise UsageError("real agents are taken up by workers", "give the workload `workers`")
+        driver = find_driver(live.driver)
+        tasks = driver.tasks(live.driver_settings, sessions=job.sessions, seed=job.cell.seed)
+        return AgentPlayer(driver, live.driver_settings, workers, tasks)
+    sim, live_settings = job.sim, live.settings
+    settings = ReplaySettings(
+        start_spread_s=sim.start_spread_s,
+        agent_retries=sim.agent_retries,
+        retry_delay_s=sim.retry_delay_s,
+        tool_slots=sim.tool_slots,
+        release=sim.release,
+        gaps=live_settings.gaps,
+        gap_scale=live_settings.gap_scale,
+        seed=job.cell.seed,
+        # Replicas that outlive the cell must find none of its text in what an earlier one left.
+        salt="" if live.engine == "emulator" else job.cell.name,
+    )
+    return ReplayPlayer(sessions_of(job), job.workers, settings, live_settings.time_scale)

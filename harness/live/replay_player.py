@@ -1,0 +1,104 @@
+"""Plays a cell by replaying a trace over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness.live.daemon import calm_collector
+from harness.live.http_client import HttpClient
+from harness.live.lag import LagProbe, percentile
+from harness.live.parts import Played, Stage
+from harness.live.replay import ReplayCounts, Replayer, ReplaySettings
+from workloads.model import Session
+
+SATURATED_SHARE = 0.05
+SATURATED_MS = 5.0
+"""A client whose event loop is late (99th percentile) by more than 5 % of the mean time to first
+token, and by more than 5 ms, was the bottleneck. Our choice: what one would still believe."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlayer:
+    """Replays sessions.
+
+    Args:
+        workers: sessions active at once; None: each starts at its recorded arrival.
+        speed: virtual seconds per real second.
+    """
+
+    sessions: Sequence[Session]
+    workers: int | None
+    settings: ReplaySettings
+    speed: float = 1.0
+
+    async def play(self, stage: Stage) -> Played:
+        loop = asyncio.get_running_loop()
+        client = HttpClient(stage.front.url)
+        finished = asyncio.Event()
+        replayer = Replayer(
+            self.sessions,
+            workers=self.workers,
+            sender=client,
+            clock=stage.clock,
+            recorder=stage.recorder,
+            settings=replace(self.settings, model=stage.model, context_limit=stage.context_limit),
+            release=stage.front.release,
+            progress=stage.progress,
+            done=finished.set,
+        )
+        calm_collector()
+        probe, cpu = LagProbe(loop), _cpu_s()
+        started = stage.clock.now
+        failure = asyncio.ensure_future(stage.front.failed())
+        waiting = asyncio.ensure_future(finished.wait())
+        try:
+            replayer.start()
+            await asyncio.wait({waiting, failure}, return_when=asyncio.FIRST_COMPLETED)
+            makespan = stage.clock.now - started
+            if failure.done():
+                raise failure.result()
+        finally:
+            for task in (waiting, failure):
+                task.cancel()
+            probe.stop()
+            replayer.stop()
+            await client.close()
+        counts = replayer.counts
+        lag = probe.percentile(99) * self.speed
+        dispatch = percentile(counts.dispatch_lags_ns, 99) / 1e6
+        return Played(
+            makespan,
+            {"client.wrong_length": counts.wrong_length},
+            {"client": "replay"},
+            {
+                "loop_lag_p50_ms": probe.percentile(50),
+                "loop_lag_p99_ms": probe.percentile(99),
+                "loop_lag_max_ms": max(probe.lags_ms, default=0.0),
+                "dispatch_lag_p99_ms": dispatch,
+                "client_cpu_s": _cpu_s() - cpu,
+                "client_peak_in_flight": counts.peak_in_flight,
+            },
+            bottleneck(counts, lag, dispatch),
+        )
+
+
+def bottleneck(counts: ReplayCounts, loop_lag_ms: float, dispatch_lag_ms: float) -> str | None:
+    """Why the client's own lateness spoils the figures; None if it does not."""
+    ttfts = counts.ttfts_ns
+    mean_ms = sum(ttfts) / len(ttfts) / 1e6 if ttfts else 0.0
+    limit = max(SATURATED_MS, SATURATED_SHARE * mean_ms)
+    for name, lag in (("event loop", loop_lag_ms), ("dispatch", dispatch_lag_ms)):
+        if lag > limit:
+            return (
+                f"the client was the bottleneck: its {name} was {lag:.1f} ms late at the 99th "
+                f"percentile, the limit is {limit:.1f} ms"
+            )
+    return None
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

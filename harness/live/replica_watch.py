@@ -1,0 +1,68 @@
+"""Engine counters of a cell, read from the replicas themselves and not by way of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from harness.live.clock import LoopClock
+from harness.live.gauges import Gauges, read_gauges
+from harness.live.http_client import HttpClient
+from harness.live.parts import ReplicaAddress
+from harness.live.serving import fetch
+
+COUNTED = (
+    "prompt_tokens",
+    "generation_tokens",
+    "prefix_queries",
+    "prefix_hits",
+    "preemptions",
+)
+
+
+class ReplicaWatch:
+    """Reads the metrics pages of replicas. Make it inside the event loop."""
+
+    def __init__(self, replicas: Sequence[ReplicaAddress]) -> None:
+        self.clock = LoopClock(asyncio.get_running_loop())
+        self._clients = {replica.name: HttpClient(replica.url) for replica in replicas}
+        self._task: asyncio.Task[None] | None = None
+
+    async def read(self) -> dict[str, Gauges]:
+        """One page of each replica that answers."""
+        found: dict[str, Gauges] = {}
+        for name, client in self._clients.items():
+            status, page = await fetch(client, "/metrics")
+            if status == 200:
+                found[name] = read_gauges(page.decode("utf-8", "replace"))
+        return found
+
+    async def growth_since(self, before: Mapping[str, Gauges]) -> dict[str, float]:
+        """What the engines' own counters have grown by, as `engine.NAME.REPLICA`.
+
+        A replica that was restarted meanwhile, or tells nothing, is left out.
+        """
+        growth: dict[str, float] = {}
+        for name, gauges in (await self.read()).items():
+            for field in COUNTED:
+                then = getattr(before[name].sample, field) if name in before else None
+                now = getattr(gauges.sample, field)
+                if then is not None and now is not None and now >= then:
+                    growth[f"engine.{field}.{name}"] = now - then
+        return growth
+
+    def start(self, interval_s: float, seen: Callable[[str, Gauges], None]) -> None:
+        """Read every so often, for cells whose front does not."""
+        self._task = asyncio.get_running_loop().create_task(self._go_on(interval_s, seen))
+
+    async def _go_on(self, interval_s: float, seen: Callable[[str, Gauges], None]) -> None:
+        while True:
+            for name, gauges in (await self.read()).items():
+                seen(name, gauges)
+            await asyncio.sleep(interval_s)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        for client in self._clients.values():
+            await client.close()
