@@ -17,10 +17,10 @@ from harbor.trial.trial import Trial
 from workloads.agents.base import SCRATCH, Assignment, EventKind
 from workloads.agents.claude_code import HookFolder
 from workloads.agents.client import AgentFailedError, Teller, serve
-from workloads.agents.harbor_results import DEADLINES, trial_facts
+from workloads.agents.harbor_results import DEADLINES, mini_swe_marks, trial_facts
 from workloads.agents.harbor_settings import HarborSettings, read_settings
 from workloads.agents.harbor_standin import STANDIN_TASKS, write_task
-from workloads.agents.harbor_trial import HOOKS, TRIAL, trial_config
+from workloads.agents.harbor_trial import HOOKS, MINI_SWE_TRAJECTORY, TRIAL, trial_config
 from workloads.agents.limits import split_limits
 
 HOOK_POLL_S = 0.05
@@ -42,6 +42,7 @@ async def _run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
     folder = Path(assignment.folder)
     config = trial_config(assignment, settings, _task(assignment, folder))
     trial = await Trial.create(TrialConfig.model_validate(config))
+    trial.agent.session_id = assignment.session  # mini-swe-agent sends it; Harbor's names the trial
     watch = asyncio.ensure_future(_watch(assignment, teller, trial, folder, settings))
     try:
         await trial.run()
@@ -49,6 +50,9 @@ async def _run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
+    if settings.agent == "mini-swe-agent":  # says when it did what only in the end
+        for mark in mini_swe_marks(folder / TRIAL / "agent" / MINI_SWE_TRAJECTORY):
+            teller.tell(mark.kind, assignment.session, name=mark.name, time_ns=mark.time_ns)
     facts = trial_facts(folder / TRIAL)
     if (error := facts.get("error")) is not None:
         message = f"{error}: {facts.get('error_message', '')}"[:2000]

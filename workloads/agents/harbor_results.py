@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentsched import InputError
+from workloads.agents.claude_code import ToolMark
 
 DEADLINES = frozenset({"AgentTimeoutError"})
 """What Harbor calls an agent that ran into its task's deadline."""
@@ -76,6 +77,31 @@ def _trajectory_facts(folder: Path) -> dict[str, Any]:
         "agent_steps": len(agent),
         "tool_calls": calls,
     }
+
+
+def mini_swe_marks(path: Path) -> list[ToolMark]:
+    """Starts and ends of the tools in a trajectory of mini-swe-agent, in order.
+
+    A message holds when it was made: the model's at the start of its tools, a tool's at its end.
+    Tools of one turn run one after another and are told of as one.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return []
+    messages = found.get("messages") if isinstance(found, dict) else None
+    marks: list[ToolMark] = []
+    for message in messages if isinstance(messages, list) else []:
+        at, role = _at(message, "extra", "timestamp"), _at(message, "role")
+        if isinstance(at, bool) or not isinstance(at, (int, float)):
+            continue
+        if role == "assistant":
+            marks.append(ToolMark("tool_started", round(at * 1e9), "bash", ""))
+        elif role == "tool" and marks:
+            if marks[-1].kind == "tool_ended":
+                del marks[-1]
+            marks.append(ToolMark("tool_ended", round(at * 1e9), "bash", ""))
+    return marks
 
 
 def _brief(message: Any) -> str | None:

@@ -164,9 +164,12 @@ def agent_program(settings: HarborSettings) -> Path:
 
 
 def shown_folders(program: Path) -> list[str]:
-    """Folders of this machine that a program in a package folder or virtual environment needs."""
-    folders = {str(_package_root(program)), str(_package_root(program.resolve()))}
-    return sorted(f for f in folders if not f.startswith(("/usr/", "/bin/", "/lib")))
+    """Folders of this machine that a program needs: its packages, or its virtual environment
+    and the interpreter behind that."""
+    roots = {_package_root(program), _package_root(program.resolve())}
+    folders = roots.union(*(_interpreters(root / "pyvenv.cfg") for root in roots))
+    texts = (str(folder) for folder in folders)
+    return sorted(text for text in texts if not text.startswith(("/usr", "/bin", "/lib")))
 
 
 def _package_root(program: Path) -> Path:
@@ -174,3 +177,14 @@ def _package_root(program: Path) -> Path:
         if parent.name == "node_modules" or (parent / "pyvenv.cfg").is_file():
             return parent
     return program.parent
+
+
+def _interpreters(config: Path) -> set[Path]:
+    """The installation that a virtual environment was made from."""
+    if not config.is_file():
+        return set()
+    for line in config.read_text().splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "home":
+            return {Path(value.strip()).resolve().parent}
+    return set()
