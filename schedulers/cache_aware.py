@@ -4,10 +4,14 @@ imbalanced = (max - min) > abs  and  max > rel * min        (turns in flight fro
 imbalanced:                   least load
 else m = matched / total:     m > threshold: the replica with the longest match
                               otherwise:     the fallback replica
+
+Defaults are those of the released program; docs/routers.md compares its choices with these. With
+`imbalance_gate=average least_load_tie=fewest-chosen owner=least-load` it is SMG's policy.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -23,29 +27,43 @@ from schedulers.views import ClusterView, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class CacheAwareConfig:
-    threshold: float = 0.5
-    "Share of the prompt that must match to follow the cache. vLLM router, cache_threshold."
-    balance_abs: int = 32
-    "Turns in flight by which loads must differ to count as uneven. vLLM router."
-    balance_rel: float = 1.1
-    "Factor by which loads must differ as well. vLLM router."
-    imbalance_gate: Literal["fleet", "request"] = "fleet"
+    threshold: float = 0.3
+    "Share of the prompt that must match to follow it. vllm-router 0.1.17, --cache-threshold."
+    balance_abs: int = 64
+    """Turns in flight by which loads must differ to count as uneven. vllm-router 0.1.17,
+    --balance-abs-threshold."""
+    balance_rel: float = 1.5
+    "Factor by which loads must differ as well. vllm-router 0.1.17, --balance-rel-threshold."
+    imbalance_gate: Literal["fleet", "request", "average"] = "fleet"
     """`fleet`, as shipped: one busy replica switches affinity off for every turn. `request`:
     only a turn whose matched replica is itself too busy goes elsewhere (our reading of the
-    router's pull request 238)."""
-    fallback: Literal["smallest-tree", "least-load"] = "smallest-tree"
-    "Without a match. vLLM router documentation: smallest tree; SGLang gateway code: least load."
-    max_tree_bytes: int = 2**26
-    """Text remembered per replica. The router's documentation says 10,000 without a unit; this is
-    the default of its smetric policy (our choice)."""
-    evict_every_s: float = 30.0
-    "vLLM router, eviction_interval_secs."
+    router's pull request 238). `average`: the same, against the mean load (SMG)."""
+    fallback: Literal["smallest-tree", "least-load"] = "least-load"
+    """Without a match. The code of vLLM router and SMG: least load; their documentation and the
+    code of SGLang's router that they come from: smallest tree."""
+    least_load_tie: Literal["first", "fewest-chosen"] = "first"
+    """Among equal loads: the first one (vLLM router), or that chosen least often so far (SMG)."""
+    owner: Literal["least-load", "random-least-load", "first-holder"] = "least-load"
+    """Where several replicas had all of the matched text: the least loaded of them, the first of
+    equals (vllm-router 0.1.17, by its choices) or one drawn among equals (SMG); or the one that
+    had it first (vLLM router's code before that)."""
+    max_tree_bytes: int = 2**25
+    "Text remembered per replica. vllm-router 0.1.17, --max-tree-size, in characters."
+    evict_every_s: float = 120.0
+    "vllm-router 0.1.17, --eviction-interval-secs."
 
     def __post_init__(self) -> None:
-        if self.imbalance_gate not in ("fleet", "request"):
-            raise ValueError(f"imbalance_gate is {self.imbalance_gate!r}, not fleet or request")
-        if self.fallback not in ("smallest-tree", "least-load"):
-            raise ValueError(f"fallback is {self.fallback!r}, not smallest-tree or least-load")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, not {' or '.join(choices)}")
+
+
+_CHOICES = {
+    "imbalance_gate": ("fleet", "request", "average"),
+    "fallback": ("smallest-tree", "least-load"),
+    "least_load_tie": ("first", "fewest-chosen"),
+    "owner": ("least-load", "random-least-load", "first-holder"),
+}
 
 
 class CacheAware(RoutingScheduler):
@@ -63,6 +81,7 @@ class CacheAware(RoutingScheduler):
     def __init__(self, config: CacheAwareConfig | None = None, rng: Random | None = None) -> None:
         super().__init__(config, rng)
         self._tree = PrefixTree()
+        self._chosen: Counter[str] = Counter()
         self._now = self._evict_at = 0
 
     def observe(self, event: Event, cluster: ClusterView) -> None:
@@ -74,26 +93,52 @@ class CacheAware(RoutingScheduler):
     def choose(self, turn: Turn, cluster: ClusterView) -> Route:
         replica, why = self._pick(turn, cluster)
         self._tree.insert(turn.prompt, replica.id, self._now)
+        self._chosen[replica.id] += 1
         return Route(turn.id, replica.id, why=why)
 
     def _pick(self, turn: Turn, cluster: ClusterView) -> tuple[ReplicaView, str]:
         replicas = serving(cluster)
-        least = least_in_flight(replicas)
+        least = self._least(replicas)
         most = max(replica.in_flight for replica in replicas)
         if self.config.imbalance_gate == "fleet" and self._uneven(most, least):
             return least, "load is uneven"
-        matched = self._tree.match(turn.prompt)
-        best = max(matched.values(), default=0)
+        best, holders = self._tree.longest(turn.prompt)
         if best <= self.config.threshold * turn.prompt.bytes:
             return self._fallback(replicas, least), "no prefix match"
-        # The router keeps one owner per text; with several, the first configured stands in.
-        owner = next(r for r in cluster.replicas if matched.get(r.id) == best)
-        target = by_id(replicas, owner.id)
+        target = self._owner(replicas, holders)
         if target is None:
             return replicas[0], "the matched replica is lost"
-        if self.config.imbalance_gate == "request" and self._uneven(target.in_flight, least):
+        if self._too_busy(target, replicas, least):
             return least, "the matched replica is too busy"
         return target, f"prefix match {best / turn.prompt.bytes:.0%}"
+
+    def _least(self, replicas: list[ReplicaView]) -> ReplicaView:
+        if self.config.least_load_tie == "first":
+            return least_in_flight(replicas)
+        return min(replicas, key=lambda r: (r.in_flight, self._chosen[r.id]))
+
+    def _owner(self, replicas: list[ReplicaView], holders: list[str]) -> ReplicaView | None:
+        """Which of those that have the matched text gets the turn; None: it is not healthy."""
+        if self.config.owner == "first-holder":
+            return by_id(replicas, holders[0])
+        healthy = [replica for replica in replicas if replica.id in holders]
+        if self.config.owner == "least-load" or not healthy:
+            return least_in_flight(healthy) if healthy else None
+        fewest = min(replica.in_flight for replica in healthy)
+        return self.rng.choice([r for r in healthy if r.in_flight == fewest])
+
+    def _too_busy(
+        self, target: ReplicaView, replicas: list[ReplicaView], least: ReplicaView
+    ) -> bool:
+        if self.config.imbalance_gate == "request":
+            return self._uneven(target.in_flight, least)
+        if self.config.imbalance_gate == "average":
+            mean = sum(replica.in_flight for replica in replicas) / len(replicas)
+            return (
+                target.in_flight > mean + self.config.balance_abs
+                and target.in_flight > mean * self.config.balance_rel
+            )
+        return False
 
     def _uneven(self, load: int, least: ReplicaView) -> bool:
         return (

@@ -70,6 +70,26 @@ class PrefixTree:
             base += size
         return matched
 
+    def longest(self, prompt: PromptRef) -> tuple[int, list[str]]:
+        """Bytes of the longest match, and who holds all of it, in the order they came to.
+
+        (0, []) if nothing matches.
+        """
+        node, base, reached = self._root, 0, 0
+        for segment, tokens, size in prompt.runs:
+            start = 0
+            while start < tokens:
+                child = node.children.get((segment, start))
+                if child is None:
+                    return reached, list(node.holders)
+                inside = child.end < tokens
+                reached = base + (min(child.end_bytes, size) if inside else size)
+                node, start = child, child.end
+                if child.end > tokens:
+                    return reached, list(node.holders)
+            base += size
+        return reached, list(node.holders)
+
     def insert(self, prompt: PromptRef, replica: str, now: int) -> None:
         """The prompt was sent to the replica at `now` (nanoseconds)."""
         node = self._root
