@@ -12,7 +12,9 @@ from agentsched import AgentschedError, __version__
 from cli import console
 from cli.calibrate import calibrate
 from cli.compare import compare
+from cli.doctor import doctor
 from cli.emulate import emulate
+from cli.engine import app as engine_app
 from cli.explain import explain
 from cli.list import list_names
 from cli.record import record
@@ -74,8 +76,10 @@ app.command("top")(top)
 app.command("verify-log")(verify_log)
 app.command("validate")(validate)
 app.command("calibrate")(calibrate)
+app.command("doctor")(doctor)
 app.command("list")(list_names)
 app.add_typer(trace_app, name="trace")
+app.add_typer(engine_app, name="engine")
 
 
 def _print_version(wanted: bool) -> None:
