@@ -33,7 +33,13 @@ class RunningFleet:
         """The job with the replicas, after these were made as new for it."""
         assert job.live is not None
         done = self.fleet.reset(job.cell.name)
-        return replace(job, live=replace(job.live, replicas=tuple(self.replicas), reset=done))
+        live = replace(
+            job.live,
+            replicas=tuple(self.replicas),
+            reset=done,
+            served_model=job.live.settings.served_model or self.fleet.model,
+        )
+        return replace(job, live=live)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,3 @@ def replica_record(now: int, replica: str, gauges: Gauges) -> ReplicaRecord:
 def with_idle_expiry(settings: ServeSettings, seconds: float) -> ServeSettings:
     """For agents that may vanish without a word."""
     return replace(settings, driver=DriverSettings(idle_expiry_s=seconds))
-
-
-Progress = Callable[[int, int], None]

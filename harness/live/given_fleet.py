@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import urllib.error
+import json
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -27,6 +27,12 @@ class GivenFleet:
     """
 
     label: Label = "measured"
+    _model = ""
+
+    @property
+    def model(self) -> str:
+        """What the first of them calls its model."""
+        return self._model
 
     def __init__(self, urls: Sequence[str], replicas: Sequence[tuple[str, str]]) -> None:
         if len(urls) != len(replicas):
@@ -40,9 +46,9 @@ class GivenFleet:
         ]
 
     def start(self) -> Sequence[ReplicaAddress]:
-        for replica in self._replicas:
+        for replica in reversed(self._replicas):
             try:
-                _ask(replica.url, "/v1/models")
+                self._model = _first_model(_ask(replica.url, "/v1/models"))
             except OSError as error:
                 raise AgentschedError(
                     f"{replica.url} does not answer: {error}",
@@ -60,6 +66,13 @@ class GivenFleet:
 
     def close(self) -> None:
         """They are not ours to stop."""
+
+
+def _first_model(page: bytes) -> str:
+    try:
+        return str(json.loads(page)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def _reset(url: str) -> bool:

@@ -39,6 +39,11 @@ class Fleet(Protocol):
 
     label: Label
 
+    @property
+    def model(self) -> str:
+        """Name that the replicas serve the model under; known after `start`."""
+        ...
+
     def start(self) -> Sequence[ReplicaAddress]:
         """Start all, wait until each has generated a token.
 
