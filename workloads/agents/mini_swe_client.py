@@ -7,16 +7,18 @@ runner's agent class is replaced by a subclass of it.
 from __future__ import annotations
 
 import json
-import logging
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import litellm  # noqa: F401 (slow to import: to be done before the process says that it is ready)
+import litellm
 from minisweagent.config import get_config_from_spec
+from minisweagent.models.utils.actions_toolcall import BASH_TOOL
 from minisweagent.run.benchmarks import swebench
 from minisweagent.run.benchmarks.utils.batch_progress import RunBatchProgressManager
 from minisweagent.run.benchmarks.utils.common import ProgressTrackingAgent
@@ -60,7 +62,7 @@ class _Told:
         return told
 
 
-class SessionAgent(ProgressTrackingAgent):  # type: ignore[misc]
+class SessionAgent(ProgressTrackingAgent):
     """The runner's agent; tells the harness when it asks the model and when it runs commands."""
 
     def __init__(
@@ -84,7 +86,7 @@ class SessionAgent(ProgressTrackingAgent):  # type: ignore[misc]
         )
 
 
-class _Progress(RunBatchProgressManager):  # type: ignore[misc]
+class _Progress(RunBatchProgressManager):
     """Keeps the exit status, which the runner tells nobody else."""
 
     exit_status: str | None = None
@@ -221,6 +223,43 @@ def _facts(folder: Path, instance: str, exit_status: str | None) -> dict[str, An
     return facts
 
 
+_WARMING: list[dict[str, Any]] = [
+    {"role": "user", "content": "none"},
+    {
+        "role": "assistant",
+        "content": "none",
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "none"},
+]
+"""A conversation with all kinds of messages that an agent sends."""
+
+
+def _warm_up() -> None:
+    """Have litellm import what it imports with its first call, before the process is ready.
+
+    The call goes to a port of this machine at which nobody listens.
+    """
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        base = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        with suppress(
+            litellm.exceptions.APIConnectionError, litellm.exceptions.InternalServerError
+        ):
+            litellm.completion(
+                model="hosted_vllm/none",
+                messages=_WARMING,
+                tools=[BASH_TOOL],
+                api_base=base,
+                api_key="none",
+                max_retries=0,
+                timeout=5,
+            )
+
+
 if __name__ == "__main__":
-    logging.getLogger("LiteLLM").setLevel(logging.WARNING)
+    litellm.suppress_debug_info = True
+    _warm_up()
     serve(run)

@@ -31,7 +31,7 @@ class SandboxConfig(BubblewrapEnvironmentConfig):
     cwd: str = "/testbed"
 
 
-class SandboxEnvironment(BubblewrapEnvironment):  # type: ignore[misc]
+class SandboxEnvironment(BubblewrapEnvironment):
     """mini-swe-agent's own bubblewrap environment with a stricter sandbox: no network, no
     variables of the host, no leftover processes, bounded output."""
 
