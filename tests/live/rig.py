@@ -55,11 +55,11 @@ def engines(
     ]
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
+def run(test: Callable[[], Awaitable[None]], limit_s: float = LIMIT_S) -> None:
     """Run a test on the loop that the product uses, for a bounded time."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             await test()
 
     uvloop.run(bounded())
