@@ -72,19 +72,19 @@ def to_markdown(table: MetricTable) -> str:
 def to_latex(table: MetricTable) -> str:
     """A `table` environment for the booktabs package."""
     columns = "l" + "r" * len(table.metrics)
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(table.title)}. "]
-    lines += [_latex_text(caption) for caption in table.captions]
+    heads = (["scheduler", *table.headings], ["", *table.units])
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{latex_text(table.title)}. "]
+    lines += [latex_text(caption) for caption in table.captions]
     lines += ["}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-    lines += [" & ".join(map(_latex_text, ["scheduler", *table.headings])) + r" \\"]
-    lines += [" & ".join(map(_latex_text, ["", *table.units])) + r" \\", r"\midrule"]
+    lines += [latex_row(list(map(latex_text, texts))) for texts in heads]
+    lines += [r"\midrule"]
     for row in table.rows:
         name = f"{row.name} ({' '.join(_sublabel(row))})"
         values = [_latex_entry(entry) for entry in row.entries]
-        lines.append(" & ".join([_latex_text(name), *values]) + r" \\")
-        changes = [_latex_text(f"{e.change} {e.range}".strip()) for e in row.entries]
+        lines.append(latex_row([latex_text(name), *values]))
+        changes = [latex_text(f"{e.change} {e.range}".strip()) for e in row.entries]
         if row.label != "published" and any(changes):
-            lines.append(" & ".join(["", *(rf"{{\small {c}}}" if c else "" for c in changes)]))
-            lines[-1] += r" \\"
+            lines.append(latex_row(["", *(rf"{{\small {c}}}" if c else "" for c in changes)]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
@@ -96,10 +96,10 @@ def rows_to_markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[st
 
 def rows_to_latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same as a `table` environment for the booktabs package."""
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(title)}.}}"]
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{latex_text(title)}.}}"]
     lines += [rf"\begin{{tabular}}{{{'l' * len(head)}}}", r"\toprule"]
-    lines += [" & ".join(map(_latex_text, head)) + r" \\", r"\midrule"]
-    lines += [" & ".join(map(_latex_text, row)) + r" \\" for row in rows]
+    lines += [latex_row(list(map(latex_text, head))), r"\midrule"]
+    lines += [latex_row(list(map(latex_text, row))) for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
@@ -248,7 +248,7 @@ def markdown_text(text: str) -> str:
 
 
 def _latex_entry(entry: Entry) -> str:
-    text = _latex_text(entry.value or entry.change)
+    text = latex_text(entry.value or entry.change)
     return rf"\textbf{{{text}}}" if entry.best else text
 
 
@@ -260,8 +260,26 @@ _LATEX = {
     "≥": r"$\geq$",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 } | {character: f"\\{character}" for character in "&%$#_{}"}
 
 
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+_LAST_LATIN = "\u017e"
+"""Up to here LaTeX sets UTF-8 without further packages."""
+
+
+def latex_text(text: str) -> str:
+    """Text as LaTeX sets it, whatever users named; characters that it lacks as a question mark."""
+    return "".join(
+        _LATEX.get(character, character if " " <= character <= _LAST_LATIN else "?")
+        for character in text
+    )
+
+
+def latex_row(cells: Sequence[str]) -> str:
+    """A line of a table of cells that are LaTeX already."""
+    line = " & ".join(cells)
+    # What follows the end of the line before would be read as an argument of it.
+    return ("{}" if line.startswith(("[", "*")) else "") + line + r" \\"

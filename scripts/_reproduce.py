@@ -28,6 +28,7 @@ from results.formatting import signed
 from results.groups import Group, groups_of
 from results.metrics import BY_TAG
 from results.published import Claim, Ours, Verdict, claims, verdict
+from results.render import latex_row, latex_text
 from results.run import Run
 from results.statistics import Estimate, bootstrap_generator, difference, estimate
 from results.store import load_run
@@ -340,9 +341,13 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def latex(caption: str, frame: pd.DataFrame) -> str:
     """A tabular environment under its caption as a comment."""
-    lines = [f"% {caption}", "\\begin{tabular}{" + "l" * len(frame.columns) + "}", "\\hline"]
-    lines += [" & ".join(map(_tex, frame.columns)) + r" \\", "\\hline"]
-    lines += [" & ".join(map(_tex, row)) + r" \\" for row in frame.itertuples(index=False)]
+    lines = [
+        f"% {' '.join(caption.split())}",
+        "\\begin{tabular}{" + "l" * len(frame.columns) + "}",
+        "\\hline",
+    ]
+    lines += [latex_row(list(map(_tex, frame.columns))), "\\hline"]
+    lines += [latex_row(list(map(_tex, row))) for row in frame.itertuples(index=False)]
     return "\n".join([*lines, "\\hline", "\\end{tabular}", ""])
 
 
@@ -353,10 +358,8 @@ def _cell(value: Any) -> str:
 
 
 def _tex(value: Any) -> str:
-    text = _cell(value)
-    for char in "%_&#$":
-        text = text.replace(char, f"\\{char}")
-    return text.replace("±", r"$\pm$").replace("…", "--")
+    text = f"{value:.4g}" if isinstance(value, (float, np.floating)) else str(value)
+    return latex_text(text)
 
 
 # ---- command line ----------------------------------------------------------------------------

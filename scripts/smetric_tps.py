@@ -91,10 +91,16 @@ def _why(group: Group, against: Sequence[str], tpot: Ours | None, steady: Ours |
         for name in ("smetric", *against)
     ]
     trimmed = mean(group, "steady_trimmed", "smetric")
+    gap = mean(group, "cache_hit", "smetric") - mean(group, "cache_hit", best)
+    even, evenest = (mean(group, "load_imbalance", name) for name in ("smetric", best))
+    cause = f"{best} hits the cache {abs(gap):.1f} points {'less' if gap > 0 else 'more'} often"
+    if abs(gap) < 1.0:
+        cause = f"{best} hits the cache as often, so that balance decides"
+    cause += f"; it is {'more' if evenest < even else 'less'} even than smetric"
     return (
-        f"Best baseline {best}. {'; '.join(parts)}. Against the best: TPOT {_gap(tpot)}; decode "
-        f"over the steady window {_gap(steady)}, which leaves out {trimmed:.0f} % of the makespan, "
-        "its start and the tail in which the last long sessions run alone."
+        f"Best baseline {best}: {cause}. {'; '.join(parts)}. Against the best: TPOT {_gap(tpot)}; "
+        f"decode over the steady window {_gap(steady)}, which leaves out {trimmed:.0f} % of the "
+        "makespan, its start and the tail in which the last long sessions run alone."
     )
 
 

@@ -113,7 +113,8 @@ def _totals(rows: Sequence[tuple[Claim, Outcome]]) -> list[str]:
 
 def _thresholds() -> list[str]:
     lines = [
-        "What a verdict means (`results/published.py`; intervals are 95 % bootstrap over seeds):"
+        "What a verdict means (`results/published.py`; intervals are 95 % bootstrap over seeds,"
+        " expanded percentiles, docs/metrics.md):"
     ]
     lines += ["", *(f"- **{name}**: {meaning}." for name, meaning in VERDICTS.items())]
     return [*lines, f"- Size tolerance: {100 * SIZE_TOLERANCE:.0f} %.", ""]

@@ -83,7 +83,8 @@ def _why(group: Group, run_: Run) -> str:
     return (
         f"{mean(group, 'held_share', 'tao'):.2f} % of turns are held (mean pause "
         f"{mean(group, 'pause_wait_mean', 'tao'):.4f} s over all turns); "
-        f"the two arms differ in {differing} of {len(_seeds(run_, 'tao'))} seeds."
+        f"the two arms differ in {differing} of {len(_seeds(run_, 'tao'))} seeds. "
+        "Readiness orders the turns that wait, so it can change no more than these."
     )
 
 

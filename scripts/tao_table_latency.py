@@ -204,6 +204,8 @@ def _judge(
         of = list(groups) if workers == 0 else [wanted[workers]]
         for claim_id in ids:
             why = " ".join(_why(group) for group in of)
+            if setting.name == "AutomationBench":
+                why += " What a wrong belief of the capacity changes is tried in tao_ablation.md."
             why += f" TTFT is {touchable(played, 'tao'):.1f} % of TAO's task latency."
             report.judge_groups(claim_id, of, f"{setting.name}, {setting.profiles[0]}", why)
             claim = claim_named(claim_id)
@@ -227,12 +229,36 @@ def _why(group: Group) -> str:
     quick = min(rivals, key=lambda name: mean(group, "ttft_mean", name))
     hit, ttft = (mean(group, tag, "tao") for tag in ("cache_hit", "ttft_mean"))
     return (
-        f"{group.workers} workers: contexts of live sessions "
+        f"{group.workers} workers: {_cause(group, best)}: contexts of live sessions "
         f"{mean(group, 'working_set_kv', best):.0f} % of KV; cache hit {hit:.2f} % against "
         f"{mean(group, 'cache_hit', best):.2f} % ({best}); TTFT {ttft:.3f} s against "
         f"{mean(group, 'ttft_mean', quick):.3f} s ({quick}), of which TAO holds "
         f"{mean(group, 'pause_wait_mean', 'tao'):.3f} s."
     )
+
+
+def _cause(group: Group, best: str) -> str:
+    """The numbers in words; the bounds are ours and decide nothing but the words."""
+    fills = mean(group, "working_set_kv", best)
+    gap = mean(group, "cache_hit", "tao") - mean(group, "cache_hit", best)
+    held, ttft = (mean(group, tag, "tao") for tag in ("pause_wait_mean", "ttft_mean"))
+    if fills < SCARCE_KV and abs(gap) < SAME_HIT:
+        cause = f"KV is not scarce, and {best} keeps as much of it without TAO"
+    elif abs(gap) < SAME_HIT:
+        cause = f"KV is scarce, but {best} hits the cache as often as TAO"
+    elif gap > 0:
+        cause = "KV is scarce, and TAO hits the cache more often"
+    else:
+        cause = f"TAO hits the cache less often than {best}"
+    if held > ttft / 2:
+        cause += "; most of TAO's TTFT is its own holding"
+    return cause
+
+
+SCARCE_KV = 80.0
+"""Percent of KV that contexts of live sessions take, from which some must go."""
+SAME_HIT = 1.0
+"""Points of cache hit that are no difference."""
 
 
 def _other_profile(report: Study, setting: Setting, profile: str, groups: Sequence[Group]) -> None:

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from agentsched import SimulationError, UsageError
 from results.cells import CellId
 from results.groups import groups_of
 from results.metrics import METRICS
-from results.render import to_csv, to_latex, to_markdown, to_text
+from results.render import rows_to_latex, to_csv, to_latex, to_markdown, to_text
 from results.run import Run
 from results.store import RunStore, load_run
 from results.tables import MetricTable, tables
@@ -230,10 +233,43 @@ def test_markdown_and_latex_escape_what_users_name(tmp_path: Path) -> None:
     head, *rest = (line for line in markdown.splitlines() if line.startswith("|"))
     assert all(line.replace("\\|", "").count("|") == head.count("|") for line in rest)
     latex = to_latex(found)
-    assert r"my\_s|<b>\&\%" in latex
+    assert r"my\_s\textbar{}\textless{}b\textgreater{}\&\%" in latex
     assert latex.count(r"\begin") == latex.count(r"\end") == 2
     body = latex[latex.index(r"\midrule") : latex.index(r"\bottomrule")]
     assert all(line.replace(r"\&", "").count("&") == 5 for line in body.splitlines()[1:])
+
+
+WICKED = ("[1] \\x ~^|<>{}$%#&_", "* é ≥ 3 … ± 2 汉", "\x07\n")
+
+
+def test_latex_keeps_its_structure_whatever_is_named() -> None:
+    text = rows_to_latex(WICKED[0], ["a", "b"], [WICKED[:2], WICKED[1:], ("[+1, +2]", "*")])
+    assert text.count(r"\begin{") == text.count(r"\end{")
+    bare = re.sub(r"\\.", "", text)  # without escaped characters
+    assert bare.count("{") == bare.count("}")
+    assert not set("~^|<>") & set(text)
+    lines = text.splitlines()
+    rows = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    assert [row.count(" & ") for row in rows] == [1, 1, 1]
+    # After the end of a line, `[` and `*` would be taken for arguments of it.
+    assert all(row.startswith("{}") for row in (rows[0], rows[1], rows[2]))
+    assert text.replace("\n", "").isprintable()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex with booktabs")
+def test_latex_compiles(table: MetricTable, tmp_path: Path) -> None:
+    wicked = rows_to_latex(WICKED[0], WICKED[:2], [WICKED[:2], WICKED[1:]])
+    source = [r"\documentclass{article}", r"\usepackage{booktabs}", r"\begin{document}"]
+    source += [to_latex(table), wicked, r"\end{document}"]
+    (tmp_path / "x.tex").write_text("\n".join(source), "utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "x.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "x.pdf").stat().st_size > 1000
 
 
 def test_published_figures_are_judged_with_ours(run: Run) -> None:
