@@ -42,8 +42,8 @@ class ReplicaPlan:
     """Tokens that all blocks together hold, over the whole replica."""
     kv_bytes_per_token: float
     """On each GPU."""
-    kv_bytes_per_sequence: int
-    """On each GPU, for each live sequence whatever its length."""
+    kv_sequence_blocks: int
+    """Of `kv_blocks`, those that each live sequence holds whatever its length."""
     weights_gib: float
     overhead_gib: float
     kv_gib: float
@@ -200,19 +200,22 @@ def _plan(
         )
     per_token = model.kv.bytes_per_token_on_gpu(ranks) * kv_width
     blocks = int(kv_gib * GIB // (per_token * block_size))
-    if blocks < 1:
+    fixed = model.kv.sequence_blocks
+    if blocks <= fixed:
+        beside = f", and each sequence {fixed} blocks beside those of its tokens" if fixed else ""
         raise TopologyError(
             f"replica r{index} would have no KV block: {arithmetic}; a block of {block_size} "
-            f"tokens takes {per_token * block_size / GIB:.4f} GiB",
+            f"tokens takes {per_token * block_size / GIB:.4f} GiB{beside}",
             "use more tensor_parallel, or raise gpu_memory_utilization or kv_cache_gib",
         )
     tokens = blocks * block_size
     copies = spec.data_parallel
-    if max_model_len is not None and max_model_len > tokens:
+    longest = tokens - fixed * block_size
+    if max_model_len is not None and max_model_len > longest:
         raise TopologyError(
-            f"max_model_len {max_model_len:,} is more than the {tokens:,} tokens of KV cache that "
+            f"max_model_len {max_model_len:,} is more than the {longest:,} tokens of KV cache that "
             f"replica r{index} holds ({arithmetic})",
-            f"set max_model_len to {tokens:,} or less, or give the replica more memory",
+            f"set max_model_len to {longest:,} or less, or give the replica more memory",
         )
     return ReplicaPlan(
         id=f"r{index}",
@@ -228,12 +231,12 @@ def _plan(
         kv_blocks=blocks * copies,
         kv_tokens=tokens * copies,
         kv_bytes_per_token=per_token,
-        kv_bytes_per_sequence=model.kv.bytes_per_sequence,
+        kv_sequence_blocks=fixed,
         weights_gib=weights,
         overhead_gib=overhead_gib,
         kv_gib=kv_gib,
         unused_gib=spec.node.gpu.memory_gib - weights - overhead_gib - kv_gib,
-        context_limit=min(max_model_len or model.context_limit, tokens),
+        context_limit=min(max_model_len or model.context_limit, longest),
         data_parallel=copies,
         expert_parallel=spec.expert_parallel,
     )

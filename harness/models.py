@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import cast, get_args
 
 from agentsched import UsageError
 from harness.fields import Fields
+from harness.sim.engine_types import WindowHits
 from harness.specfile import Document, closest, parse_document
 
 DTYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "float4": 0.5}
@@ -28,10 +30,13 @@ class KvGeometry:
     """Tokens of a block. vLLM's default is 16; compressed attention needs 256."""
     block_fixed: bool = False
     """Whether the attention fixes the block size."""
-    bytes_per_sequence: int = 0
-    """Held by each live sequence whatever its length (windows, compressor states)."""
+    sequence_blocks: int = 0
+    """Blocks of the same pool that each live sequence holds whatever its length, for windows and
+    compressor states."""
+    window_hits: WindowHits = "dense"
+    """How prefix hits get along with sliding windows (harness.sim.engine_types)."""
     window_tokens: int = 0
-    """Sliding window of hybrid attention: replayed after a prefix hit. 0: none."""
+    """Sliding window of hybrid attention. 0: none."""
 
     def bytes_per_token_on_gpu(self, tensor_parallel: int) -> float:
         """Heads are split over the ranks as far as there are heads; then they are copied."""
@@ -133,7 +138,8 @@ def _read_kv(fields: Fields) -> KvGeometry:
         replicated=fields.flag("replicated", False),
         block_tokens=fields.whole("block_tokens", 16),
         block_fixed="block_tokens" in fields,
-        bytes_per_sequence=fields.whole("bytes_per_sequence", 0, least=0),
+        sequence_blocks=fields.whole("sequence_blocks", 0, least=0),
+        window_hits=cast(WindowHits, fields.choice("window_hits", get_args(WindowHits), "dense")),
         window_tokens=fields.whole("window_tokens", 0, least=0),
     )
     fields.done()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from harness.sim.block_cache import NO_MATCH, BlockCache, Holding
+from harness.sim.block_cache import NO_MATCH, BlockCache, Holding, Match
 from harness.sim.engine_types import EngineParams
 from harness.sim.overlap import Overlap
 from harness.sim.sequence import DecodeGroup, Sequence
@@ -40,6 +40,10 @@ class Batcher:
         self.in_flight_ps = -1
         self._size = params.block_size
         self._fcfs = params.policy == "fcfs"
+        self._sudden = params.window_hits != "dense" and not params.reserve_full_input
+        """A hit may be lost all at once, by the loss of a window state; then the first chunk of a
+        request may fit that did not before."""
+        self._replay = params.window_tokens if params.window_hits == "replay" else 0
         self._watermark = int(params.watermark * (cache.total + params.null_blocks))
         self._overlap = Overlap(params.block_size)
         self._prefills: list[Sequence] = []
@@ -104,7 +108,8 @@ class Batcher:
             size = self._size
             for sequence, new in zip(prefills, shares, strict=True):
                 assert sequence.holding is not None
-                blocks += -(-(sequence.computed + new) // size) - sequence.holding.blocks
+                missing = -(-(sequence.computed + new) // size) - sequence.holding.blocks
+                blocks += max(missing, 0)
         if blocks > self.cache.free:
             return self._walk(threshold)
         batch.decodes, batch.context = decodes, group.context
@@ -194,6 +199,11 @@ class Batcher:
                     self._fill_written(writer, 0 if self.in_flight_ps < 0 else 1)
                 match = cache.match(line, (tokens - 1) // size)
             computed = match.blocks * size
+            if self._replay and computed:
+                if computed <= self._replay:
+                    match, computed = NO_MATCH, 0
+                else:
+                    computed -= self._replay
             new = tokens - computed
             if 0 < threshold < new:
                 new = threshold
@@ -205,20 +215,21 @@ class Batcher:
             spare = cache.free - match.free + match.blocks
             if self.running:
                 spare -= self._watermark
+            spare -= params.sequence_blocks
             needed = tokens if params.reserve_full_input else max(computed + new, sequence.remote)
             if sequence.remote > computed:
                 # A load can be neither run nor preempted, so what is under way must still fit.
                 spare -= self._reserved()
-            if -(-needed // size) > spare:
+            if max(-(-needed // size), match.blocks) > spare:
                 break
             if sequence.remote > computed:
                 waiting.pop_first()
-                sequence.holding = cache.acquire(line, match)
+                sequence.holding = self._hold(sequence, match)
                 self._load(sequence, computed, batch)
                 continue
             waiting.pop_first()
             self._start(sequence, computed)
-            sequence.holding = cache.acquire(line, match)
+            sequence.holding = self._hold(sequence, match)
             self._overlap.enter(sequence)
             self._extend(sequence, new)
             batch.chunks.append((sequence, new, computed))
@@ -226,7 +237,16 @@ class Batcher:
         if waiting or self.ready:
             batch.stuck = self._fcfs
         if waiting:
-            batch.observed = bool(self._overlap.writers(waiting.first().line))
+            batch.observed = self._sudden or bool(self._overlap.writers(waiting.first().line))
+
+    def _hold(self, sequence: Sequence, match: Match) -> Holding:
+        """Hold the blocks that were hit, and those that every request has."""
+        holding = self.cache.acquire(sequence.line, match)
+        if self.params.sequence_blocks:
+            self.cache.fix(holding, self.params.sequence_blocks)
+        if self.cache.windows:
+            holding.marks = ((sequence.prompt - 1) // self._size, match.reach)
+        return holding
 
     def _load(self, sequence: Sequence, computed: int, batch: Batch) -> None:
         """Give a sequence the blocks for its remote tokens; it waits for them outside the queue."""

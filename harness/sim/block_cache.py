@@ -63,26 +63,34 @@ class Extent:
 
 
 class Match(NamedTuple):
-    """The cached beginning of a text: `blocks` blocks, of which `free` are held by nobody."""
+    """The cached beginning of a text: `blocks` blocks, of which `free` are held by nobody.
+
+    Of `reach` cached blocks, that is, as far as there is a window state at their end too.
+    """
 
     pieces: list[tuple[Extent, int, int]]
     blocks: int
     free: int
+    reach: int = 0
 
 
 NO_MATCH = Match([], 0, 0)
 
 
 class Holding:
-    """The blocks one request holds: `blocks` in all, the first `hashed` of them with content."""
+    """The blocks one request holds: `blocks` for its text, the first `hashed` of them with content,
+    and `fixed` others."""
 
-    __slots__ = ("blocks", "cursor", "hashed", "line", "pieces")
+    __slots__ = ("blocks", "cursor", "fixed", "hashed", "line", "marks", "pieces")
 
     def __init__(self, line: Line) -> None:
         self.line = line
         self.pieces: list[tuple[Extent, int, int]] = []
         self.blocks = 0
+        self.fixed = 0
         self.hashed = 0
+        self.marks: tuple[int, ...] = ()
+        """Blocks after which it leaves a window state."""
         self.cursor = 0
         """Index of the run of `line` in which the next block to be hashed lies."""
 
@@ -93,9 +101,12 @@ class BlockCache:
     Args:
         blocks: usable blocks.
         caching: whether full blocks are kept for later requests.
+        windows: whether a hit must end where a window state was left (`Holding.marks`). A state is
+            there as long as the block that its request filled before it; its own memory is not
+            counted.
     """
 
-    def __init__(self, blocks: int, caching: bool = True) -> None:
+    def __init__(self, blocks: int, caching: bool = True, windows: bool = False) -> None:
         if blocks < 1:
             raise TopologyError(
                 f"the KV cache has {blocks} usable blocks",
@@ -103,6 +114,7 @@ class BlockCache:
             )
         self.total = blocks
         self.caching = caching
+        self.windows = windows
         self.evicted = 0
         self.watcher: CacheWatcher | None = None
         self._seq = 0
@@ -114,6 +126,8 @@ class BlockCache:
         self.cached = 0
         self._blank = self.total
         self._branches: dict[int, list[Extent]] = {}
+        self._marks: dict[int, list[tuple[int, int]]] = {}
+        """Window states by branch, in order: after how many blocks, and `seq` of the last one."""
         self._queue = Extent(-1, 0, 0, -1)
         if self.watcher is not None:
             self.watcher.cleared()
@@ -138,11 +152,29 @@ class BlockCache:
             position = _cover(extents, position, hi, pieces)
             if position < hi:
                 break
+        reach = position
+        if self.windows:
+            position = self._last_mark(line, reach)
+            while pieces and pieces[-1][1] >= position:
+                pieces.pop()
+            if pieces and pieces[-1][2] > position:
+                pieces[-1] = (*pieces[-1][:2], position)
         free = 0
         for extent, lo, hi in pieces:
             if extent.refs == 0:
                 free += hi - lo
-        return Match(pieces, position, free)
+        return Match(pieces, position, free, reach)
+
+    def _last_mark(self, line: Line, reach: int) -> int:
+        """The last window state within the first `reach` blocks; 0 if there is none."""
+        for branch, lo, hi in reversed(line.runs):
+            marks = self._marks.get(branch)
+            if marks is None or lo >= reach:
+                continue
+            index = bisect_left(marks, (min(hi, reach) + 1, 0))
+            if index and marks[index - 1][0] > lo:
+                return marks[index - 1][0]
+        return 0
 
     # ---- holding -----------------------------------------------------------------------------
 
@@ -192,12 +224,32 @@ class BlockCache:
                 extent.hi -= count
                 if self.watcher is not None:
                     self.watcher.removed(extent.branch, extent.hi, extent.hi + count)
+                if self._marks:
+                    self._remark(extent, extent.hi, extent.hi + count, None)
                 return
             count -= size
             self._unlink(extent)
             self._drop(extent)
             if self.watcher is not None:
                 self.watcher.removed(extent.branch, extent.lo, extent.hi)
+            if self._marks:
+                self._remark(extent, extent.lo, extent.hi, None)
+
+    def _remark(self, extent: Extent, lo: int, hi: int, seq: int | None) -> None:
+        """Window states after the extent's blocks `lo` to `hi` - 1 are `seq`'s now; None: lost."""
+        marks = self._marks.get(extent.branch)
+        if marks is None:
+            return
+        first, last = bisect_left(marks, (lo + 1, 0)), bisect_left(marks, (hi + 1, 0))
+        if first == last:
+            return
+        kept = [mark for mark in marks[first:last] if mark[1] != extent.seq]
+        if seq is not None:
+            moved = [(at, seq) for at, old in marks[first:last] if old == extent.seq]
+            kept = sorted({*kept, *moved})
+        marks[first:last] = kept
+        if not marks:
+            del self._marks[extent.branch]
 
     def fill(self, holding: Holding, full: int) -> None:
         """Hash the holding's blocks up to its first `full`; they must have been allocated."""
@@ -216,11 +268,27 @@ class BlockCache:
             end = hi if hi < full else full
             self._hash(holding, branch, hashed, end)
             hashed = end
+        for mark in holding.marks:
+            if holding.hashed < mark <= full:
+                self._mark(holding, mark)
         holding.hashed = hashed
+
+    def _mark(self, holding: Holding, after: int) -> None:
+        for extent, lo, hi in reversed(holding.pieces):
+            if lo < after <= hi:
+                marks = self._marks.setdefault(extent.branch, [])
+                if (after, extent.seq) not in marks:
+                    insort(marks, (after, extent.seq))
+                return
+
+    def fix(self, holding: Holding, count: int) -> None:
+        """Allocate blocks that stay without content until the holding is released."""
+        self.take(count)
+        holding.fixed += count
 
     def release(self, holding: Holding) -> None:
         """Free the holding's blocks, the last first."""
-        blank = holding.blocks - holding.hashed
+        blank = holding.blocks - holding.hashed + holding.fixed
         self._blank += blank
         self.free += blank
         for extent, lo, hi in reversed(holding.pieces):
@@ -240,7 +308,7 @@ class BlockCache:
                 if part.refs:
                     self._mend(part)
         holding.pieces = []
-        holding.blocks = holding.hashed = 0
+        holding.blocks = holding.hashed = holding.fixed = 0
 
     # ---- extents -----------------------------------------------------------------------------
 
@@ -287,6 +355,8 @@ class BlockCache:
         if last.branch == extent.branch and last.lo == extent.hi and self._joins(extent, last):
             self._unlink(last)
             self._drop(last)
+            if self._marks:
+                self._remark(last, last.lo, last.hi, extent.seq)
             extent.hi = last.hi
         queue = self._queue
         extent.before, extent.after = queue.before, queue

@@ -8,7 +8,7 @@ from harness.sim.perf_catalogue import api_server_costs
 PS_PER_US = 10**6
 
 
-def engine_defaults(cluster: Cluster) -> dict[str, int]:
+def engine_defaults(cluster: Cluster) -> dict[str, int | str]:
     """Values for EngineParams by field name, chosen by the smallest GPU of the cluster.
 
     Batch limits are those of vLLM's API server (vllm/engine/arg_utils.py): 8,192 tokens and 1,024
@@ -18,6 +18,9 @@ def engine_defaults(cluster: Cluster) -> dict[str, int]:
     costs = api_server_costs()
     return {
         "block_size": cluster.replicas[0].block_size,
+        "sequence_blocks": cluster.replicas[0].kv_sequence_blocks,
+        "window_hits": cluster.model.kv.window_hits,
+        "window_tokens": cluster.model.kv.window_tokens,
         "max_num_batched_tokens": 8192 if large else 2048,
         "max_num_seqs": 1024 if large else 256,
         "max_model_len": cluster.replicas[0].context_limit,

@@ -99,7 +99,8 @@ class Engine:
     def _parts(self, kv_blocks: int) -> tuple[KvPool, StepLoop]:
         """The KV pool, and what composes the steps."""
         params = self.params
-        cache = BlockCache(kv_blocks - params.null_blocks, params.prefix_caching)
+        windows = params.window_hits == "prompt_ends"
+        cache = BlockCache(kv_blocks - params.null_blocks, params.prefix_caching, windows)
         return cache, Batcher(params, cache)
 
     # ---- what the driver calls ---------------------------------------------------------------

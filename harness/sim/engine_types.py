@@ -49,6 +49,14 @@ class StepTime(Protocol):
 
 Policy = Literal["fcfs", "priority"]
 
+WindowHits = Literal["dense", "prompt_ends", "replay"]
+"""How prefix hits get along with layers that attend to a sliding window only.
+
+`dense`: a hit may end at any block, as without such layers. `prompt_ends`: a window's state is kept
+where a prompt ended and where two texts were seen to part, and hits end there (vLLM 0.32,
+`prefix_cache_retention_interval` 0, `v1/core/kv_cache_coordinator.py`). `replay`: a hit may end at
+any block, its last window is computed again (`Scheduler._mark_prefix_replay`, DeepSeek-V4.1)."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineParams:
@@ -70,6 +78,12 @@ class EngineParams:
     policy: Policy = "fcfs"
     null_blocks: int = 1
     """Blocks of the KV cache that never hold tokens (vLLM reserves one as padding)."""
+    sequence_blocks: int = 0
+    """Blocks that each running request holds beside those of its tokens, for windows and states of
+    layers that do not grow with the text."""
+    window_hits: WindowHits = "dense"
+    window_tokens: int = 0
+    """Length of the window that `window_hits: replay` computes again."""
     api_request_ps: int = 0
     """API server and tokenizer time per request; one at a time, in order of arrival."""
     api_prompt_token_ps: int = 0
@@ -87,6 +101,8 @@ class EngineParams:
         for name in (
             "long_prefill_token_threshold",
             "null_blocks",
+            "sequence_blocks",
+            "window_tokens",
             "api_request_ps",
             "api_prompt_token_ps",
             "output_delay_ps",
@@ -95,6 +111,11 @@ class EngineParams:
         _require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", ">= 2")
         _require(0.0 <= self.watermark < 1.0, "watermark", "in [0, 1)")
         _require(self.policy in ("fcfs", "priority"), "policy", "`fcfs` or `priority`")
+        _require(
+            self.window_hits in ("dense", "prompt_ends", "replay"),
+            "window_hits",
+            "`dense`, `prompt_ends` or `replay`",
+        )
 
 
 def _require(ok: bool, name: str, what: str) -> None:

@@ -37,8 +37,9 @@ def never_runs(params: EngineParams, blocks: int, prompt: int, final: int) -> st
     if limit is not None and final > limit:
         return f"prompt {prompt} + output {final - prompt} tokens exceed the maximum length {limit}"
     # The last token is sampled, never fed: its KV is not needed.
-    if -(-(final - 1) // params.block_size) > blocks:
-        capacity = blocks * params.block_size
+    room = blocks - params.sequence_blocks
+    if -(-(final - 1) // params.block_size) > room:
+        capacity = max(room, 0) * params.block_size
         return f"prompt {prompt} + output {final - prompt} tokens exceed the KV cache ({capacity})"
     if not params.chunked_prefill and final - 1 > params.max_num_batched_tokens:
         return (

@@ -18,6 +18,7 @@ from harness.sim.engine_types import (
     EngineRequest,
     Policy,
     StepRecord,
+    WindowHits,
 )
 from tests.harness.engine_workloads import STYLES, Action, CoarseTime
 from tests.oracles.async_engine import OracleAsyncEngine
@@ -161,6 +162,10 @@ def _compare_state(
     spread=st.sampled_from((1, 5, 100)),
     style=st.sampled_from(sorted(STYLES)),
     ahead=st.booleans(),
+    fixed=st.sampled_from((0, 0, 0, 1, 3)),
+    windows=st.sampled_from(
+        (("dense", 0), ("dense", 0), ("prompt_ends", 0), ("replay", 2), ("replay", 5))
+    ),
 )
 def test_engine_equals_step_by_step_oracle(
     seed: int,
@@ -181,6 +186,8 @@ def test_engine_equals_step_by_step_oracle(
     spread: int,
     style: str,
     ahead: bool,
+    fixed: int,
+    windows: tuple[WindowHits, int],
 ) -> None:
     rng = random.Random(seed)
     params = EngineParams(
@@ -198,6 +205,9 @@ def test_engine_equals_step_by_step_oracle(
         api_prompt_token_ps=api[1],
         output_delay_ps=delay,
         async_scheduling=ahead,
+        sequence_blocks=fixed,
+        window_hits=windows[0],
+        window_tokens=windows[1],
     )
     actions = STYLES[style](rng, rng.randint(1, 25), spread, rng.choice((3, 10)))
     end = actions[-1].at + 20 * spread

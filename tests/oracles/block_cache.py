@@ -38,6 +38,8 @@ class Hasher:
 class Block:
     hash: Hash | None = None
     refs: int = 0
+    marked: bool = False
+    """There is a window state at its end."""
 
 
 @dataclass(eq=False)
@@ -45,6 +47,8 @@ class OracleHolding:
     hashes: list[Hash]
     blocks: list[Block] = field(default_factory=list)
     hashed: int = 0
+    fixed: list[Block] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
 
 
 class OracleBlockCache:
@@ -86,10 +90,16 @@ class OracleBlockCache:
                 if not self.by_hash[block.hash]:
                     del self.by_hash[block.hash]
                 block.hash = None
+                block.marked = False
                 self.evicted += 1
             assert block.refs == 0
             block.refs = 1
             holding.blocks.append(block)
+
+    def fix(self, holding: OracleHolding, count: int) -> None:
+        others = OracleHolding([])
+        self.allocate(others, count)
+        holding.fixed += others.blocks
 
     def fill(self, holding: OracleHolding, full: int) -> None:
         if not self.caching:
@@ -99,13 +109,15 @@ class OracleBlockCache:
             block.hash = key
             self.by_hash.setdefault(key, []).append(block)
             holding.hashed += 1
+            if holding.hashed in holding.marks:
+                block.marked = True
 
     def release(self, holding: OracleHolding) -> None:
         first: list[Block] = []
         last: list[Block] = []
-        for block in reversed(holding.blocks):
+        for block in reversed(holding.blocks + holding.fixed):
             block.refs -= 1
             if block.refs == 0:
                 (first if block.hash is None else last).append(block)
         self.queue = first + self.queue + last
-        holding.blocks, holding.hashed = [], 0
+        holding.blocks, holding.fixed, holding.hashed = [], [], 0

@@ -91,7 +91,7 @@ class OracleEngine:
             tokens=prompt,
         )
         too_long = p.max_model_len is not None and final > p.max_model_len
-        too_big = -(-(final - 1) // p.block_size) > self.cache.total
+        too_big = -(-(final - 1) // p.block_size) + p.sequence_blocks > self.cache.total
         unchunked = not p.chunked_prefill and final - 1 > p.max_num_batched_tokens
         if too_long or too_big or unchunked:
             self.send(self.api_free, EngineEvent(0, "rejected", ident))
@@ -171,7 +171,7 @@ class OracleEngine:
         held: dict[int, int] = {}
         for request in self.running:
             assert request.holding is not None
-            held |= {id(block): 1 for block in request.holding.blocks}
+            held |= {id(block): 1 for block in request.holding.blocks + request.holding.fixed}
         assert len(held) + self.cache.free == self.cache.total
         names = [r.id for r in preempted]
         self.step = Step(start, start + took, batch, names, self.cache.free)
@@ -227,7 +227,16 @@ class OracleEngine:
                 self.waiting.sort(key=lambda r: (r.priority, r.arrived, r.id))
             request = self.waiting[0]
             hits = cache.match(request.hashes, (request.tokens - 1) // size)
+            reach = len(hits)
+            if p.window_hits == "prompt_ends":
+                while hits and not any(b.marked for b in cache.by_hash[hits[-1].hash or 0]):
+                    hits.pop()
             computed = len(hits) * size
+            if p.window_hits == "replay":
+                if computed <= p.window_tokens:
+                    hits, computed = [], 0
+                else:
+                    computed -= p.window_tokens
             new = request.tokens - computed
             if 0 < threshold < new:
                 new = threshold
@@ -236,13 +245,18 @@ class OracleEngine:
             new = min(new, budget)
             in_queue = sum(block.refs == 0 for block in hits)
             margin = int(p.watermark * (cache.total + p.null_blocks)) if self.running else 0
+            margin += p.sequence_blocks
             whole = -(-request.tokens // size) - len(hits) + in_queue + margin
             if p.reserve_full_input and whole > cache.free:
                 break
-            if -(-(computed + new) // size) - len(hits) + in_queue + margin > cache.free:
+            first = max(-(-(computed + new) // size) - len(hits), 0)
+            if first + in_queue + margin > cache.free:
                 break
             self.waiting.pop(0)
             request.holding = cache.acquire(request.hashes, hits)
+            cache.fix(request.holding, p.sequence_blocks)
+            if p.window_hits == "prompt_ends":
+                request.holding.marks = [(request.prompt - 1) // size, reach]
             request.computed = computed
             if request.cached is None:
                 request.cached = computed
