@@ -89,6 +89,7 @@ _QUANTITIES = (
     ("new tokens a later turn", "tokens"),
     ("output a turn", "tokens"),
     ("peak context", "tokens"),
+    ("kept of a session's prompts", "share"),
     ("tool call", "s"),
     ("tool time a turn", "s"),
     ("wait after a turn", "s"),
@@ -198,6 +199,9 @@ def _collect(values: dict[str, array[float]], session: Session) -> None:
     values["turns a session"].append(len(session.turns))
     values["first prompt"].append(session.turns[0].prompt_tokens)
     values["peak context"].append(peak_context(session))
+    prompts = sum(turn.prompt_tokens for turn in session.turns)
+    kept = sum(turn.kept_tokens for turn in session.turns)
+    values["kept of a session's prompts"].append(kept / prompts)
     for index, turn in enumerate(session.turns):
         values["prompt"].append(turn.prompt_tokens)
         values["output a turn"].append(turn.output_tokens)

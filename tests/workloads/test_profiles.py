@@ -243,6 +243,7 @@ SOURCES = (
     "Terminal-Bench",
     "TraceLab",
     "Mooncake",
+    "Azure",
     "solved by",
     "arXiv",
     "that shortest first prompt",

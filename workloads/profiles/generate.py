@@ -17,6 +17,7 @@ from agentsched import UsageError
 from workloads.model import Session
 from workloads.profiles.automationbench import AutomationBench
 from workloads.profiles.bailian import BailianAgent, BailianChat
+from workloads.profiles.chat import AzureChat, AzureCode, MooncakeChat
 from workloads.profiles.claude_code import InteractiveClaudeCode, SweBenchClaudeCode
 from workloads.profiles.mixed import Mixed
 from workloads.profiles.swe_bench import SweBenchMini, SweBenchMiniShort
@@ -58,6 +59,9 @@ PROFILES: dict[str, Profile] = {
         InteractiveClaudeCode(),
         BailianAgent(),
         BailianChat(),
+        AzureChat(),
+        AzureCode(),
+        MooncakeChat(),
         Mixed(),
     )
 }
