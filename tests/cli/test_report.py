@@ -68,10 +68,19 @@ def test_every_form_is_printed_or_written(run: Path, tmp_path: Path) -> None:
         assert words in file.read_text(encoding="utf-8")
 
 
+def test_figures_alone(run: Path, tmp_path: Path) -> None:
+    for form, head in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        done = agentsched("report", run, "--format", form, "-o", f"as-{form}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        files = sorted((tmp_path / f"as-{form}" / "figures").iterdir())
+        assert len(files) == len(done.stdout.splitlines()) >= 12, "six pictures a table at least"
+        assert all(file.read_bytes().startswith(head) for file in files)
+
+
 def test_two_runs_in_one_report(run: Path, tmp_path: Path) -> None:
     done = agentsched("report", run, run, "-o", tmp_path / "both", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tiny, 4 workers") == 2
+    assert done.stdout.count("out: tiny, 4 workers") == 2, "each says of which run it is"
     assert (tmp_path / "both/report.html").is_file()
 
 

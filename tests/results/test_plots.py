@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,6 +50,31 @@ def test_bars_are_the_means_of_the_table(run: Run) -> None:
         widths = [bar.get_width() for bar in axis.patches]  # type: ignore[attr-defined]
         means = [e.mean for n in NAMES if (e := group.figures(tag)[n].estimate) is not None]
         assert widths == pytest.approx(means)
+
+
+def test_bars_of_an_ablation_are_the_differences_from_the_whole(tmp_path: Path) -> None:
+    names = ["tao", "tao-no-cache", "smetric", "tao-bfd"]
+    run = load_run(write_run(tmp_path / "run", schedulers=names, seeds=3))
+    (group,) = groups_of(run)
+    assert group.roots() == ["tao"]
+    figure = plots.ablation(group, "tao", ["latency_mean", "cache_hit"])
+    latency, cache = figure.axes[:2]
+    assert [label.get_text() for label in latency.get_yticklabels()] == ["tao-no-cache", "tao-bfd"]
+    widths = [bar.get_width() for bar in latency.patches]  # type: ignore[attr-defined]
+    means = run.cells.groupby("scheduler")["latency_mean"].mean()
+    wanted = [100 * (means["tao"] - means[n]) / means["tao"] for n in ("tao-no-cache", "tao-bfd")]
+    assert widths == pytest.approx(wanted)
+    assert cache.get_title(loc="left") == "cache hit"
+
+
+def test_nothing_but_variants_is_held_against_the_whole(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", schedulers=["tao", "tao-no-cache"], seeds=2))
+    (group,) = groups_of(run)
+    assert group.against == "tao"
+    gap = group.figures("latency_mean")["tao-no-cache"].difference
+    assert gap is not None
+    assert gap.against == "tao"
+    assert group.figures("latency_mean")["tao"].difference is None
 
 
 def test_no_label_is_clipped(run: Run) -> None:

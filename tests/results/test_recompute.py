@@ -16,12 +16,12 @@ from results.tables import tables
 from tests.cli.command import ROOT, agentsched, environment, tiny_spec
 from tests.results.synthetic import write_run
 
-SCRIPT = ROOT / "examples" / "recompute.py"
+SCRIPTS = {name: ROOT / "examples" / f"{name}.py" for name in ("recompute", "recompute_intervals")}
 
 
-def recompute(path: Path) -> list[dict[str, str]]:
+def recompute(path: Path, script: str = "recompute") -> list[dict[str, str]]:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(path)],
+        [sys.executable, str(SCRIPTS[script]), str(path)],
         env=environment(),
         capture_output=True,
         text=True,
@@ -46,9 +46,21 @@ def check(path: Path) -> None:
             assert float(row[tag]) == pytest.approx(estimate.mean, rel=1e-9), tag
 
 
-def test_the_script_is_short() -> None:
-    code = [line for line in SCRIPT.read_text("utf-8").splitlines() if line.strip()]
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_script_is_short(script: str) -> None:
+    code = [line for line in SCRIPTS[script].read_text("utf-8").splitlines() if line.strip()]
     assert len(code) <= 20
+
+
+def test_differences_recomputed_from_a_run_of_five_seeds(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", schedulers=["tao", "smetric", "cache-aware"], sessions=6)
+    (table,) = tables(load_run(path))
+    rows = recompute(path, "recompute_intervals")
+    assert len(rows) == 3 * 4
+    for row in rows:
+        gap = table.group.figures(row["metric"])[row["scheduler"]].difference
+        assert gap is not None
+        assert (float(row["low"]), float(row["high"])) == pytest.approx(gap.interval, abs=1e-3)
 
 
 def test_recomputed_from_a_synthetic_run(tmp_path: Path) -> None:

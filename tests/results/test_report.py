@@ -12,11 +12,12 @@ import pytest
 
 from agentsched import RunDirectoryError, SimulationError, UsageError
 from results.cells import CellId
+from results.records import SessionRecord
 from results.report import FORMATS, write_report
 from results.sections import sections
 from results.store import RunStore, load_run
 from results.timelines import PER_CELL, timelines
-from tests.results.synthetic import turn, write_cell, write_run
+from tests.results.synthetic import FACTS, S, turn, write_cell, write_run
 
 EVIL = "<script>alert('gotcha')</script>"
 
@@ -126,6 +127,8 @@ def test_several_runs_in_one_report(folder: Path, tmp_path: Path) -> None:
     assert "# agentsched: run, other" in text
     assert text.count("*simulated*") == 3 + 2, "at 4 workers tao has no finished cell"
     assert text.count("*measured*") == 1
+    assert "### other: swe-bench-verified" in text
+    assert "### run: " in text
 
 
 def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
@@ -156,6 +159,65 @@ def test_timelines_are_a_sample_with_times_from_the_start_of_the_session(tmp_pat
         assert session["turns"][0][0] == 0
         assert len(session["turns"]) == 6
         assert session["turns"][-1][3] == pytest.approx(session["latency"], abs=1e-3)
+
+
+def test_transfers_are_in_the_timelines(tmp_path: Path) -> None:
+    times = {"dispatched": S, "first_token": 5 * S, "finished": 7 * S}
+    legs = {"prefill_replica": "p0", "prefilled": 2 * S, "kv_sent": 3 * S, "kv_received": 4 * S}
+    with RunStore.open(tmp_path / "run", "", {"label": "simulated"}) as store:
+        writer = store.start(CellId("w", "ampd", 2, 0))
+        writer.turn(turn("a", 0, **times, **legs))
+        writer.turn(turn("a", 1, arrived=8 * S, dispatched=8 * S, first_token=9 * S))
+        writer.session(SessionRecord("a", "w", "generated", None, "finished", 0, 9 * S, 2, 2))
+        writer.finish(10 * S, {}, {})
+    run = load_run(tmp_path / "run")
+    (section,) = sections([run])
+    (cell,) = timelines(section.group, run.turns, run.sessions)
+    two, one = cell["sessions"][0]["turns"]
+    assert two[:5] == [0.0, 1.0, 5.0, 7.0, "r0"]
+    assert two[10:] == ["ok", "p0", 2.0, 3.0, 4.0]
+    assert one[10:] == ["ok"], "nothing more of a turn in one leg"
+
+
+def test_every_picture_says_what_its_figures_are(tmp_path: Path) -> None:
+    """External arms of a measured run, and cells that must not be used, are named as such."""
+    path = write_run(
+        tmp_path / "run", schedulers=["tao", "tao-no-cache"], seeds=1, label="measured"
+    )
+    with RunStore.open(path, "schedulers: given\n", load_run(path).manifest) as store:
+        facts = {**FACTS, "invalid": "the client was saturated"}
+        cell = CellId("swe-bench-verified", "vllm-router", 4, 0)
+        summary = write_cell(store, cell, facts=facts)
+        place = path / "cells" / cell.name / "summary.json"
+        place.write_text(json.dumps({**summary, "label": "external"}))
+    run = load_run(path)
+    (section,) = sections([run])
+    assert section.group.kind == "measured; vllm-router external"
+    for picture in section.figures:
+        assert "measured; vllm-router external" in picture.caption
+        title = picture.figure.get_suptitle()
+        assert title.endswith("; measured; vllm-router external"), picture.name
+        assert "4 workers" in title or picture.name == "workers"
+    assert "ablation-tao" in {picture.name for picture in section.figures}
+    (row,) = (row for row in section.table.rows if row.name == "vllm-router")
+    assert (row.label, row.note) == ("external", "measured")
+    used = "Not to be used, the run was not what it says: vllm-router, seed 0: the client was satur"
+    assert any(line.startswith(used) for line in section.table.captions)
+    write_report(run, tmp_path / "out", ["html", "csv"])
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert '<span class="label">measured; vllm-router external</span>' in page
+    lines = (tmp_path / "out" / "metrics.csv").read_text("utf-8").splitlines()
+    assert all(",external," in line for line in lines if ",vllm-router,external" in line)
+    assert any(",vllm-router,external,ttft_mean," in line for line in lines)
+
+
+def test_a_large_run_makes_a_light_page(tmp_path: Path) -> None:
+    """10,000 sessions; what is drawn and listed of them does not grow with their number."""
+    path = write_run(tmp_path / "run", seeds=1, sessions=2000, turns=2, workers=96)
+    run = load_run(path)
+    assert len(run.sessions) == 10_000
+    (page,) = write_report(run, tmp_path / "out", ["html"])
+    assert page.stat().st_size < 20e6
 
 
 PROBE = """
