@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import sqrt
 from random import Random
 from typing import Literal
 
@@ -37,7 +38,9 @@ class CacheAwareConfig:
     imbalance_gate: Literal["fleet", "request", "average"] = "fleet"
     """`fleet`, as shipped: one busy replica switches affinity off for every turn. `request`:
     only a turn whose matched replica is itself too busy goes elsewhere (our reading of the
-    router's pull request 238). `average`: the same, against the mean load (SMG)."""
+    router's pull request 238). `average`: only if it has more than the mean load, by
+    `balance_rel` and by the lesser of `balance_abs` and two standard deviations of a Poisson load,
+    at least 4 (smg 1.13.0, by its help text)."""
     fallback: Literal["smallest-tree", "least-load"] = "least-load"
     """Without a match. The code of vLLM router and SMG: least load; their documentation and the
     code of SGLang's router that they come from: smallest tree."""
@@ -134,8 +137,9 @@ class CacheAware(RoutingScheduler):
             return self._uneven(target.in_flight, least)
         if self.config.imbalance_gate == "average":
             mean = sum(replica.in_flight for replica in replicas) / len(replicas)
+            margin = min(self.config.balance_abs, max(4.0, 2 * sqrt(mean)))
             return (
-                target.in_flight > mean + self.config.balance_abs
+                target.in_flight > mean + margin
                 and target.in_flight > mean * self.config.balance_rel
             )
         return False

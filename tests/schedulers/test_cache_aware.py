@@ -137,6 +137,16 @@ def test_average_gate_compares_the_matched_replica_with_the_mean() -> None:
     assert driver.place("hot4", text(("hot", 100))) == "b"
 
 
+def test_average_gate_caps_the_margin() -> None:
+    driver = driver_with("a", "b", "c", imbalance_gate="average")
+    for i in range(6):
+        assert driver.place(f"hot{i}", text(("hot", 100))) == "a"
+    # a 6, mean 2: 6 > 2 + min(64, max(4, 2.83)) is false.
+    assert driver.place("hot6", text(("hot", 100))) == "a"
+    # a 7, mean 2.33: 7 > 6.33, and 7 > 3.5.
+    assert driver.place("hot7", text(("hot", 100))) == "b"
+
+
 def test_request_gate_sends_the_hot_text_to_the_least_loaded() -> None:
     driver = driver_with("a", "b", balance_abs=3, imbalance_gate="request")
     for i in range(4):
