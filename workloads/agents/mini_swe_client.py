@@ -6,19 +6,20 @@ runner's agent class is replaced by a subclass of it.
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
-import socket
 import subprocess
+import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import litellm
 from minisweagent.config import get_config_from_spec
-from minisweagent.models.utils.actions_toolcall import BASH_TOOL
+from minisweagent.models import get_model
 from minisweagent.run.benchmarks import swebench
 from minisweagent.run.benchmarks.utils.batch_progress import RunBatchProgressManager
 from minisweagent.run.benchmarks.utils.common import ProgressTrackingAgent
@@ -35,6 +36,7 @@ DEADLINE_STATUS = "TimeExceeded"
 """What mini-swe-agent calls the end of an agent whose time is over."""
 TEST_LIMIT_S = 60.0
 """How long the tests of a stand-in task may take. Our choice."""
+_ARGUMENTS = '{"command": "true"}'
 _GIT = (
     "git init -q && git add -A && "
     "git -c user.name=standin -c user.email=standin@localhost commit -q -m 'As it was'"
@@ -223,43 +225,48 @@ def _facts(folder: Path, instance: str, exit_status: str | None) -> dict[str, An
     return facts
 
 
+_CALL = {"id": "1", "type": "function", "function": {"name": "bash", "arguments": _ARGUMENTS}}
 _WARMING: list[dict[str, Any]] = [
     {"role": "user", "content": "none"},
-    {
-        "role": "assistant",
-        "content": "none",
-        "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
-        ],
-    },
+    {"role": "assistant", "content": "none", "tool_calls": [_CALL]},
     {"role": "tool", "tool_call_id": "1", "content": "none"},
 ]
 """A conversation with all kinds of messages that an agent sends."""
 
 
-def _warm_up() -> None:
-    """Have litellm import what it imports with its first call, before the process is ready.
+class _Canned(BaseHTTPRequestHandler):
+    """Answers everything with the same completion."""
 
-    The call goes to a port of this machine at which nobody listens.
-    """
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        base = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        with suppress(
-            litellm.exceptions.APIConnectionError, litellm.exceptions.InternalServerError
-        ):
-            litellm.completion(
-                model="hosted_vllm/none",
-                messages=_WARMING,
-                tools=[BASH_TOOL],
-                api_base=base,
-                api_key="none",
-                max_retries=0,
-                timeout=5,
-            )
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        message = {"role": "assistant", "content": "none", "tool_calls": [_CALL]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        kind = {"id": "1", "object": "chat.completion", "created": 0, "model": "none"}
+        body = json.dumps({**kind, "choices": [choice], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+def _warm_up() -> None:
+    """Have litellm import what it imports with its first calls, before the process is ready."""
+    with HTTPServer(("127.0.0.1", 0), _Canned) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        calls = {"api_base": f"http://127.0.0.1:{server.server_port}/v1", "api_key": "none"}
+        model = get_model(config={"model_name": "hosted_vllm/none", "model_kwargs": calls})
+        for _ in range(3):
+            model.query(_WARMING)
+        server.shutdown()
 
 
 if __name__ == "__main__":
     litellm.suppress_debug_info = True
     _warm_up()
+    gc.collect()
+    gc.freeze()  # litellm's objects are many: a look at all of them stops the agent for a second
     serve(run)

@@ -66,7 +66,8 @@ class SandboxEnvironment(BubblewrapEnvironment):
 
     def cleanup(self) -> None:
         """The folder is the harness's to remove; that of the base class was never used."""
-        self.working_dir.rmdir()
+        if self.working_dir.exists():
+            self.working_dir.rmdir()
 
 
 def run_bounded(argv: list[str], limit_s: float) -> tuple[int, str, bool]:

@@ -145,6 +145,7 @@ class _Troupe:
         self.book.close()
         timing = {
             "clients_start_s": (started - began) / 1e9,
+            "clock_zero_unix_s": (time.time_ns() - self.stage.clock.now) / 1e9,
             "loop_lag_p50_ms": probe.percentile(50),
             "loop_lag_p99_ms": probe.percentile(99),
             "loop_lag_max_ms": max(probe.lags_ms, default=0.0),
