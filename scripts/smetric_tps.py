@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from results.formatting import interval as interval_text
+from results.formatting import signed
 from results.groups import Group
 from results.metrics import BY_TAG
 from results.published import Claim, Ours
@@ -107,10 +109,8 @@ def _why(group: Group, against: Sequence[str], tpot: Ours | None, steady: Ours |
 def _gap(ours: Ours | None) -> str:
     if ours is None:
         return "unknown"
-    span = (
-        "" if ours.interval is None else f" [{ours.interval.low:+.1f}, {ours.interval.high:+.1f}]"
-    )
-    return f"{ours.value:+.1f} %{span}"
+    span = "" if ours.interval is None else f" {interval_text(ours.interval)}"
+    return f"{signed(ours.value)}{span}"
 
 
 if __name__ == "__main__":

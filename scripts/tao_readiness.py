@@ -5,6 +5,8 @@ python -m scripts.tao_readiness
 
 from __future__ import annotations
 
+from results.formatting import interval as interval_text
+from results.formatting import signed
 from results.groups import Group
 from results.metrics import BY_TAG
 from results.published import Ours
@@ -98,9 +100,8 @@ def _long(group: Group) -> str:
     for tag, better in (("decode_tps", "higher"), ("tool_end_to_first_token_mean", "lower")):
         found = gain(values_of(group.cells, BY_TAG[tag]), "tao", ["tao-no-readiness"], better)
         if found is not None:
-            span = found.interval
-            tail = f" [{span.low:+.1f}, {span.high:+.1f}]" if span else ""
-            parts.append(f"{BY_TAG[tag].title} {found.value:+.1f} %{tail}")
+            tail = f" {interval_text(found.interval)}" if found.interval else ""
+            parts.append(f"{BY_TAG[tag].title} {signed(found.value)}{tail}")
     held = mean(group, "held_share", "tao")
     pause = mean(group, "pause_wait_mean", "tao")
     return f"{', '.join(parts)} with {held:.1f} % of turns held, mean pause {pause:.1f} s."

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from results.formatting import interval as interval_text
+from results.formatting import signed
 from results.groups import Group
 from results.published import Claim, Ours
 from results.run import Run
@@ -269,10 +271,8 @@ def _other_profile(report: Study, setting: Setting, profile: str, groups: Sequen
         for group in groups:
             gap = group.figures(tag)["tao"].difference
             if gap is not None:
-                span = (
-                    f" [{gap.interval.low:+.1f}, {gap.interval.high:+.1f}]" if gap.interval else ""
-                )
-                parts.append(f"{group.workers}: {gap.percent:+.1f} %{span} on {gap.against}")
+                span = f" {interval_text(gap.interval)}" if gap.interval else ""
+                parts.append(f"{group.workers}: {signed(gap.percent)}{span} on {gap.against}")
         report.notes.append(f"{setting.name}, {profile}, {metric}: {'; '.join(parts)}")
 
 
