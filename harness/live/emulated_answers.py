@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +103,31 @@ def plan_answer(
     return Answer(words(f"answer {seed} {tokens}", tokens), tokens, calls, reason)
 
 
+class ScriptBook(list[ScriptLine]):
+    """A script, looked up by task: one may hold thousands of tasks."""
+
+    @cached_property
+    def by_task(self) -> dict[str | None, list[ScriptLine]]:
+        found: dict[str | None, list[ScriptLine]] = {}
+        for line in self:
+            found.setdefault(line.task, []).append(line)
+        return found
+
+    @cached_property
+    def names(self) -> re.Pattern[str]:
+        """Finds the names of tasks, a longer one before those that it begins with."""
+        tasks = sorted((task for task in self.by_task if task is not None), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, tasks)) or "(?!)")
+
+
 def _lines_for(script: Script, reading: Reading) -> Script:
     """The script of this conversation: of the task that its prompts name first, or for all."""
-    tasks = {line.task for line in script if line.task is not None}
-    if tasks:
-        for piece in reading.pieces:
-            named = [task for task in tasks if task in piece.text]
-            if piece.role != "assistant" and named:
-                task = max(named, key=lambda name: (len(name), name))
-                return [line for line in script if line.task == task]
-    return [line for line in script if line.task is None]
+    book = script if isinstance(script, ScriptBook) else ScriptBook(script)
+    for piece in reading.pieces:
+        named = book.names.findall(piece.text) if piece.role != "assistant" else ()
+        if named:
+            return book.by_task[max(named, key=lambda name: (len(name), name))]
+    return book.by_task.get(None, ())
 
 
 def _count(body: dict[str, Any], name: str) -> int | None:
@@ -135,13 +152,13 @@ def _asked_calls(body: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def read_script(path: Path) -> list[ScriptLine]:
+def read_script(path: Path) -> ScriptBook:
     """A script: JSON Lines of {"content", "tool_calls": [{"name", "arguments"}], "tokens", "task"}.
 
     Raises:
         InputError: names file and line.
     """
-    lines: list[ScriptLine] = []
+    lines = ScriptBook()
     try:
         texts = path.read_bytes().splitlines()
     except OSError as error:
