@@ -13,6 +13,8 @@ DRIVERS: dict[str, str] = {
     "swe-bench-standin": "workloads.agents.mini_swe:SweBenchStandin",
     "terminal-bench-2": "workloads.agents.harbor:TerminalBench",
     "terminal-bench-standin": "workloads.agents.harbor:TerminalBenchStandin",
+    "automation-bench": "workloads.agents.automationbench:AutomationBench",
+    "automationbench-synthetic": "workloads.agents.automationbench:AutomationBenchSynthetic",
 }
 """Workload name: module and class, imported when asked for."""
 
