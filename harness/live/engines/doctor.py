@@ -116,12 +116,11 @@ def check_nvml(module: Any = None) -> Iterator[Finding]:
         return
     yield Finding("driver", "ok", nvml.driver())
     links = [nvml.nvlinks(gpu) for gpu in range(nvml.count)]
-    if nvml.count > 1:
-        some = "up: " + ", ".join(map(str, links)) + " links" if any(links) else "none"
-        slow = "replicas of several GPUs talk over PCIe: prefer less tensor_parallel"
-        yield Finding(
-            "NVLink", "ok" if any(links) else "warning", some, None if any(links) else slow
-        )
+    if nvml.count > 1 and any(links):
+        yield Finding("NVLink", "ok", f"links up, by GPU: {', '.join(map(str, links))}")
+    elif nvml.count > 1:
+        slow = "GPUs of one replica talk over PCIe: prefer less tensor_parallel"
+        yield Finding("NVLink", "warning", "none", slow)
     for gpu in range(nvml.count):
         used = nvml.read(gpu).memory_used_mib
         if used is not None and used > 1024:

@@ -258,8 +258,11 @@ class EngineFleet:
             why = "as the settings ask"
         facts: dict[str, Any] = {}
         if why is None:
-            facts = dict(self._forget(replica, cell))
-            why = None if facts["empty"] else str(facts["why"])
+            try:
+                facts = dict(self._forget(replica, cell))
+                why = None if facts["empty"] else str(facts["why"])
+            except AgentschedError as error:  # it has just died, or hangs
+                why = error.message
         if why is not None:
             self._restart(replica)
             # Whatever the proof says now, a new process holds no text of another cell.

@@ -149,9 +149,12 @@ class _Leash:
         deadline = time.monotonic() + self._grace_s
         while time.monotonic() < deadline and program.poll() is None:
             time.sleep(_LOOK_S)
+        quiet = 0
         for _ in range(1000):  # each round may show children of those killed in the last
             left = descendants(os.getpid())
-            if not left:
+            # One that forks while all are listed, and ends, can hide its child once.
+            quiet = 0 if left else quiet + 1
+            if quiet == 2:
                 break
             for pid in left:
                 kill(pid, signal.SIGKILL)

@@ -150,8 +150,12 @@ def end_noted(note: Path) -> list[int]:
         note.unlink(missing_ok=True)
         return []
     killed: list[int] = []
+    quiet = 0
     deadline = time.monotonic() + 10
-    while (members := _members(facts)) and time.monotonic() < deadline:
+    while quiet < 2 and time.monotonic() < deadline:
+        members = _members(facts)
+        # One that forks while all are listed, and ends, can hide its child once.
+        quiet = 0 if members else quiet + 1
         for pid in members:
             with contextlib.suppress(PermissionError):
                 leash.kill(pid, signal.SIGKILL)
