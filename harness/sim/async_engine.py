@@ -33,7 +33,7 @@ def engine_for(
     contents: ContentIndex,
     on_step: Callable[[StepRecord], None] | None = None,
 ) -> Engine:
-    """The engine that `params.async_scheduling` asks for. Arguments and errors as `Engine`."""
+    """The vLLM engine that `params.async_scheduling` asks for. Arguments and errors as `Engine`."""
     kind = AsyncEngine if params.async_scheduling else Engine
     return kind(params, step_time, kv_blocks, contents, on_step)
 

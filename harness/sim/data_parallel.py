@@ -26,6 +26,10 @@ class DataParallelStepTime:
         return f"{self._ranks} ranks in step; {self._rank.description}"
 
     @property
+    def source(self) -> str:
+        return self._rank.source
+
+    @property
     def extrapolations(self) -> int:
         return self._rank.extrapolations
 

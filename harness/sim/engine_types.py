@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from agentsched import UsageError
 from harness.sim.content import Line
+from harness.sim.sglang_settings import SglangSettings
 
 PS_PER_NS = 1000
 
@@ -47,6 +48,7 @@ class StepTime(Protocol):
         ...
 
 
+EngineName = Literal["vllm", "sglang"]
 Policy = Literal["fcfs", "priority"]
 
 WindowHits = Literal["dense", "prompt_ends", "replay"]
@@ -60,8 +62,15 @@ any block, its last window is computed again (`Scheduler._mark_prefix_replay`, D
 
 @dataclass(frozen=True, slots=True)
 class EngineParams:
-    """Settings of one engine instance. Defaults: vLLM 0.32, API server on a GPU of >= 70 GiB."""
+    """Settings of one engine instance. Defaults: vLLM 0.32, API server on a GPU of >= 70 GiB.
 
+    With `engine: sglang`, those of SGLang are in `sglang`, and of the others `prefix_caching`,
+    `max_model_len`, `fast_forward` and the API server's apply.
+    """
+
+    engine: EngineName = "vllm"
+    """Whose scheduling loop and cache are simulated."""
+    sglang: SglangSettings | None = None
     block_size: int = 16
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
@@ -110,12 +119,54 @@ class EngineParams:
             _require(getattr(self, name) >= 0, name, "0 or more")
         _require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", ">= 2")
         _require(0.0 <= self.watermark < 1.0, "watermark", "in [0, 1)")
+        _require(self.engine in ("vllm", "sglang"), "engine", "`vllm` or `sglang`")
+        if self.engine == "sglang":
+            self._check_sglang()
+        elif self.sglang is not None:
+            raise UsageError(
+                "there are settings of SGLang for a vLLM engine",
+                "set engine_settings.engine: sglang",
+            )
         _require(self.policy in ("fcfs", "priority"), "policy", "`fcfs` or `priority`")
         _require(
             self.window_hits in ("dense", "prompt_ends", "replay"),
             "window_hits",
             "`dense`, `prompt_ends` or `replay`",
         )
+
+    def _check_sglang(self) -> None:
+        if self.sequence_blocks or self.window_hits != "dense":
+            raise UsageError(
+                "SGLang's cache of models with sliding windows is not simulated",
+                "simulate vLLM, or another model",
+            )
+        vllm_only = {
+            "chunked_prefill": True,
+            "long_prefill_token_threshold": 0,
+            "reserve_full_input": True,
+            "watermark": 0.0,
+            "policy": "fcfs",
+        }
+        for name, default in vllm_only.items():
+            if getattr(self, name) != default:
+                raise UsageError(
+                    f"SGLang has no engine setting `{name}`",
+                    "its own are under engine_settings.sglang",
+                )
+        if self.sglang is None:
+            object.__setattr__(self, "sglang", SglangSettings())
+
+    @property
+    def text_block(self) -> int:
+        """Tokens of the blocks into which the engine's cache cuts texts."""
+        return self.block_size if self.sglang is None else self.sglang.page_size
+
+    @property
+    def step_tokens(self) -> int:
+        """Most prompt tokens of one step."""
+        if self.sglang is None:
+            return self.max_num_batched_tokens
+        return self.sglang.chunked_prefill or self.sglang.max_prefill_tokens
 
 
 def _require(ok: bool, name: str, what: str) -> None:

@@ -12,7 +12,6 @@ from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
-from harness.sim.async_engine import engine_for
 from harness.sim.bound import throughput_bound
 from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
@@ -22,9 +21,9 @@ from harness.sim.engine_types import EngineParams, StepTime
 from harness.sim.faults import check_faults
 from harness.sim.links import LinkSpec
 from harness.sim.metering import MeteredSteps, energy_facts
+from harness.sim.replicas import check_engine, engines_of, replica_step_time
 from harness.sim.service import Listener, Service
 from harness.sim.settings import SimSettings
-from harness.sim.step_time import step_time_for
 from schedulers.base import Scheduler
 from schedulers.views import Role
 from workloads.model import Session
@@ -74,30 +73,21 @@ def simulate(
         step_times: by replica id; None: those that ship for the model on the hardware.
 
     Raises:
-        UsageError: a fault names a replica that is not there.
+        UsageError: a fault names a replica that is not there, or the engine cannot do it.
         SchedulerError: the policy broke its contract.
         PerformanceDataError: no step times for the model on this hardware.
     """
     wall, cpu = time.perf_counter(), time.process_time()
-    contents = ContentIndex(engine.block_size)
+    contents = ContentIndex(engine.text_block)
+    check_engine(engine, cluster, settings)
     check_faults(settings.faults, [r.id for r in cluster.replicas])
     steps: Mapping[str, SourcedStepTime] = step_times or {
-        r.id: step_time_for(
-            cluster.model,
-            r,
-            host_fixed_us=settings.host_fixed_us,
-            host_prefill_us=settings.host_prefill_us,
-            host_per_seq_us=settings.host_per_seq_us,
-            bandwidth_scale=settings.bandwidth_scale,
-        )
-        for r in cluster.replicas
+        r.id: replica_step_time(cluster.model, r, settings, engine) for r in cluster.replicas
     }
     meters = {name: MeteredSteps(step) for name, step in steps.items()}
     first = cluster.replicas[0].gpu
     link = settings.kv_link or LinkSpec(first.network_gbs, latency_us=first.link_latency_us)
-    engines = {
-        r.id: engine_for(engine, meters[r.id], r.kv_blocks, contents) for r in cluster.replicas
-    }
+    engines = engines_of(cluster, engine, meters, contents)
     reported = settings.reported_kv_tokens
     plane = ControlPlane(
         scheduler,
@@ -146,7 +136,8 @@ def simulate(
         _policy_counters(scheduler, makespan)
         | _engine_counters(engines)
         | driver.service_counters(),
-        {f"step_time.{name}": step.source for name, step in steps.items()}
+        {"simulated_engine": engine.engine}
+        | {f"step_time.{name}": step.source for name, step in steps.items()}
         | energy_facts(cluster.replicas, engines, meters, makespan)
         | _bound_facts(sessions, cluster, steps[cluster.replicas[0].id], workers, limit, engine),
         {
@@ -189,7 +180,7 @@ def _bound_facts(
         replicas=len(cluster.replicas),
         workers=workers,
         context_limit=limit,
-        chunk_tokens=engine.max_num_batched_tokens,
+        chunk_tokens=engine.step_tokens * cluster.replicas[0].data_parallel,
     )
     if bound is None:
         return {}

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from agentsched import InputError, UsageError
 from harness.capacity import Cluster
-from harness.sim.async_engine import engine_for
 from harness.sim.clock import Clock, Priority
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest
 from harness.sim.fleet import Fleet
 from harness.sim.perf_catalogue import find_profile
+from harness.sim.replicas import replica_engine
 from harness.sim.step_time import step_time_for
 
 Times = NDArray[np.float64]
@@ -146,7 +146,7 @@ class Player:
             UsageError: a turn does not fit its replica.
         """
         self.plays += 1
-        clock, contents = Clock(), ContentIndex(self._engine.block_size)
+        clock, contents = Clock(), ContentIndex(self._engine.text_block)
         played = Played(len(self.turns))
 
         def deliver(replica: str, event: EngineEvent) -> None:
@@ -174,7 +174,7 @@ class Player:
 
     def _engines(self, scalars: Mapping[str, float], contents: ContentIndex) -> dict[str, Engine]:
         return {
-            replica.id: engine_for(
+            replica.id: replica_engine(
                 self._engine,
                 step_time_for(
                     self._cluster.model,
@@ -182,8 +182,9 @@ class Player:
                     host_fixed_us=scalars["host_fixed_us"],
                     host_per_seq_us=scalars["host_per_seq_us"],
                     bandwidth_scale=scalars["bandwidth_scale"],
+                    backend=self._engine.engine,
                 ),
-                replica.kv_blocks,
+                replica,
                 contents,
             )
             for replica in self._cluster.replicas

@@ -16,7 +16,8 @@ from harness.sim.content import ContentIndex
 from harness.sim.engine_types import DecodePiece, EngineEvent, EngineRequest, StepRecord
 from harness.sim.radix_cache import RadixCache
 from harness.sim.sglang_engine import SglangEngine
-from harness.sim.sglang_policy import SglangParams, SglangPolicy
+from harness.sim.sglang_policy import SglangParams
+from harness.sim.sglang_settings import SglangPolicy
 from tests.harness.engine_workloads import STYLES, Action, CoarseTime
 from tests.oracles.block_cache import Hasher
 from tests.oracles.sglang import SglangOracle
