@@ -17,7 +17,7 @@ def own_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Notes and engines of the tests are apart from the user's; real engines are the user's."""
-    if "real_engines" not in request.keywords:
+    if request.node.path.name != "test_real.py":
         monkeypatch.setenv("AGENTSCHED_HOME", str(tmp_path / "home"))
 
 

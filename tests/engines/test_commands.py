@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from agentsched import TopologyError, UsageError
-from harness.live.engines.commands import EngineCommand
+from harness.capacity import resolve_cluster
+from harness.live.engines.commands import EngineCommand, command
 from harness.live.engines.kinds import ENGINES, environment
+from harness.live.engines.layout import LocalGpu, lay_out
+from harness.live.engines.planned import planned_commands
 from harness.live.engines.settings import EngineSettings
-from tests.engines.rig import arguments, cluster_of, commands_of, environment_of, pairs
+from harness.specfile import parse_document
+from harness.topology import read_topology
+from tests.engines.rig import RUNTIME, arguments, cluster_of, commands_of, environment_of, pairs
 
 HERE = Path(__file__).parent
 PARSER = HERE / "own_parser.py"
@@ -56,8 +61,8 @@ def test_every_flag_is_known_to_the_engine(
     engine: str, topology: str, settings: EngineSettings
 ) -> None:
     known = known_flags(engine)
-    for command in commands_of(engine, topology, settings):
-        flags = [word for word in arguments(command) if word.startswith("--")]
+    for line in commands_of(engine, topology, settings):
+        flags = [word for word in arguments(line) if word.startswith("--")]
         assert len(flags) > 10
         assert set(flags) <= known, set(flags) - known
 
@@ -75,11 +80,11 @@ def test_the_engines_own_parser_takes_every_line(engine: str) -> None:
 
 def lines_of(engine: str) -> list[list[str]]:
     return [
-        arguments(command)
+        arguments(line)
         for name, topology in pairs()
         if name == engine
         for settings in (EngineSettings(), EVERYTHING)
-        for command in commands_of(engine, topology, settings)
+        for line in commands_of(engine, topology, settings)
     ]
 
 
@@ -197,3 +202,50 @@ def test_cores_are_shared_by_the_replicas_of_a_cpu() -> None:
 def test_settings_out_of_range_are_refused(field: str, bad: object) -> None:
     with pytest.raises(UsageError, match=field):
         EngineSettings(**{field: bad})  # type: ignore[arg-type]
+
+
+def test_a_dry_run_needs_neither_engine_nor_gpu() -> None:
+    lines = [c.line for c in planned_commands("vllm", cluster_of("4x2xh100"))]
+    assert len(lines) == 4
+    assert "--port 8103" in lines[3]
+    assert str(environment(ENGINES["vllm"]).folder) in lines[0]
+    with pytest.raises(TopologyError, match="needs GPUs"):
+        planned_commands("sglang", cluster_of("cpu-tiny"))
+
+
+def test_a_machine_with_fewer_or_smaller_gpus_is_refused() -> None:
+    cluster, kind = cluster_of("4x2xh100"), ENGINES["vllm"]
+    settings = EngineSettings()
+    four = [LocalGpu(i, "NVIDIA H100", 81_559, i // 2) for i in range(4)]
+    with pytest.raises(TopologyError, match="needs 8 GPUs, and this machine has 4"):
+        lay_out(cluster, kind, settings, RUNTIME, four)
+    small = [LocalGpu(i, "NVIDIA A40", 46_068, 0) for i in range(8)]
+    with pytest.raises(TopologyError, match=r"h100 of 79\.6 GiB, and GPU 0 \(NVIDIA A40\) has 45"):
+        lay_out(cluster, kind, settings, RUNTIME, small)
+
+
+def test_replicas_are_bound_to_the_node_of_their_gpus() -> None:
+    cluster, place = cluster_of("4x2xh100"), environment_of("vllm")
+    settings = EngineSettings()
+    # GPUs 0 to 2 on node 0, 3 to 7 on node 1: the second replica spans both.
+    machine = [LocalGpu(i, "NVIDIA H100", 81_559, int(i > 2)) for i in range(8)]
+    places = lay_out(cluster, place.kind, settings, RUNTIME, machine)
+    assert [p.numa for p in places] == [0, None, 1, 1]
+    bound = [
+        command(p, cluster.model, place, settings, numactl="/usr/bin/numactl").argv[:3]
+        for p in places
+    ]
+    assert bound[2] == ("/usr/bin/numactl", "--cpunodebind=1", "--membind=1")
+    assert bound[1][0] == "/opt/engines/vllm/bin/vllm"
+
+
+def test_own_ports_of_a_topology() -> None:
+    text = (
+        "name: t\nbase_port: 9000\nnodes:\n- {gpu: h100, gpus: 2}\nreplicas:\n"
+        "- {tensor_parallel: 1}\n- {tensor_parallel: 1, port: 7777}\n"
+    )
+    cluster = resolve_cluster("qwen3-8b", read_topology(parse_document(text, "t.yaml")))
+    places = lay_out(cluster, ENGINES["vllm"], EngineSettings(), RUNTIME)
+    assert [place.port for place in places] == [9000, 7777]
+    other = lay_out(cluster, ENGINES["vllm"], EngineSettings(base_port=5000), RUNTIME)
+    assert [place.port for place in other] == [5000, 5001]

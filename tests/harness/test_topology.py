@@ -229,3 +229,54 @@ def test_own_topology_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no topology `4x2xh10`") as error:
         find_topology("4x2xh10")
     assert "did you mean `4x2xh100`" in error.value.remedy
+
+
+def test_copies_with_shared_experts() -> None:
+    """qwen3-30b-a3b, 56.87 GiB: (30.5321 - 3.3485) x 10^9 parameters are the 120 of 128 experts
+    that a token does not run through, so 28.9958 x 10^9 of all are experts' (94.97 %)."""
+    model = find_model("qwen3-30b-a3b")
+    one = (model.params_b - model.active_params_b) / (128 - 8)
+    share = one * 128 / model.params_b
+    plan = resolve_cluster(model, "1x8xh100-dp8-ep").replicas[0]
+    rest, experts = model.weights_gib * (1 - share), model.weights_gib * share
+    assert plan.weights_gib == pytest.approx(rest / 1 + experts / 8)
+    assert (plan.gpus, plan.tensor_parallel, plan.data_parallel) == (8, 1, 8)
+    kv_gib = 79.6 * 0.9 - plan.weights_gib - model.overhead_gib
+    blocks = int(kv_gib * 2**30 // (model.kv.bytes_per_token * 16))
+    assert (plan.kv_blocks, plan.kv_tokens) == (8 * blocks, 8 * blocks * 16)
+
+
+def test_copies_without_shared_experts_hold_all_weights_each() -> None:
+    two = resolve_cluster("qwen3-32b", "1x4xh100-dp2").replicas[0]
+    one = resolve_cluster("qwen3-32b", "4x2xh100").replicas[0]
+    assert (two.weights_gib, two.kv_gib) == (one.weights_gib, one.kv_gib)
+    assert (two.gpus, two.kv_tokens) == (4, 2 * one.kv_tokens)
+    assert two.context_limit == one.context_limit
+    with pytest.raises(TopologyError, match="has no experts to spread"):
+        resolve_cluster(
+            "qwen3-32b", topology(ONE + "- {tensor_parallel: 1, expert_parallel: true}")
+        )
+
+
+def test_gpus_of_a_node_are_given_out_in_order() -> None:
+    replicas = find_topology("1p3d-h100").replicas
+    assert [replica.first_gpu for replica in replicas] == [0, 2, 4, 6]
+    assert [replica.first_gpu for replica in find_topology("4x2xh100").replicas] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ONE + "- {tensor_parallel: 1, data_parallel: 3}", "a node with 3 free GPUs"),
+        (ONE + "- {tensor_parallel: 1, port: 70000}", "is above 65535"),
+        (ONE + "- {tensor_parallel: 1, port: 80, count: 2}", "one port for 2 replicas"),
+        (
+            ONE + "- {tensor_parallel: 1, port: 80}\n- {tensor_parallel: 1, port: 80}",
+            "gives port 80 to two",
+        ),
+        ("base_port: 70000\n" + ONE + "- {tensor_parallel: 1}", "is above 65535"),
+    ],
+)
+def test_ports_and_copies_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        topology(text)

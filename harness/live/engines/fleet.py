@@ -155,10 +155,6 @@ class EngineFleet:
     def close_runtime(self) -> None:
         shutil.rmtree(self._runtime, ignore_errors=True)
 
-    def commands(self) -> list[EngineCommand]:
-        """What `start` would run, for a dry run."""
-        return [self._command(place, self._settings) for place in self.places]
-
     def log(self, replica: str) -> Path:
         """Where a replica's output goes."""
         return self._folder / f"{replica}.log"
