@@ -82,6 +82,11 @@ def write_cell(
             output = int(rng.integers(20, 200))
             first = now + pause + prefill
             done = first + int((output - 1) * 20 * slow * MS)
+            legs: dict[str, Any] = {}
+            if index == 1:  # as if it had been computed elsewhere; no metric depends on it
+                half = now + pause + prefill // 2
+                legs = {"prefill_replica": "p0", "prefilled": half, "kv_sent": half}
+                legs |= {"kv_received": half + prefill // 4}
             tool = float(np.round(rng.exponential(1.0), 3)) if index < turns - 1 else 0.0
             writer.turn(
                 turn(
@@ -103,6 +108,7 @@ def write_cell(
                     tool_end=now if index else None,
                     tool_s=tool,
                     longest_gap=int(30 * slow * MS),
+                    **legs,
                 )
             )
             context += output + 400

@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.image import imread
 
 from agentsched import RunDirectoryError, SimulationError, UsageError
 from results.cells import CellId
@@ -240,6 +241,13 @@ window.addEventListener("load", () => {
     session.dispatchEvent(new Event("change"));
     seen.session = session.options[2].textContent;
     seen.bars = drill.querySelectorAll(".timeline rect").length;
+    const decode = () =>
+      Number(drill.querySelector(".timeline rect.decode").getAttribute("width"));
+    seen.transfers = drill.querySelectorAll(".timeline rect.transfer").length;
+    seen.width = decode();
+    drill.querySelector("input").click();
+    seen.stretched = decode();
+    seen.overflow = document.documentElement.scrollWidth - window.innerWidth;
     seen.turns = drill.querySelectorAll(".turns tbody tr").length;
     const result = document.createElement("pre");
     result.id = "seen";
@@ -251,22 +259,50 @@ window.addEventListener("load", () => {
 </script></body>"""
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the path")
-def test_in_a_browser_tables_sort_and_sessions_open(out: Path, tmp_path: Path) -> None:
-    page = (out / "report.html").read_text("utf-8").replace("</body>", PROBE)
-    (tmp_path / "probe.html").write_text(page, "utf-8")
+needs_browser = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="needs chromium on the path"
+)
+
+
+def browse(page: Path, profile: Path, *options: str) -> str:
+    """What a headless browser prints of a page."""
     done = subprocess.run(
         [
-            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"),
-            f"file://{tmp_path / 'probe.html'}",
+            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *(f"--user-data-dir={profile}", "--virtual-time-budget=5000", *options),
+            f"file://{page}",
         ],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    return done.stdout
+
+
+@needs_browser
+def test_a_screenshot_in_light_and_in_dark(out: Path, tmp_path: Path) -> None:
+    for name, scheme, paper in (("light", 1, 1.0), ("dark", 0, 0.083)):
+        browse(
+            out / "report.html",
+            tmp_path / name,
+            *(f"--screenshot={tmp_path / name}.png", "--window-size=600,900"),
+            f"--blink-settings=preferredColorScheme={scheme}",
+        )
+        picture = imread(tmp_path / f"{name}.png")
+        assert picture.shape[:2] == (900, 600)
+        assert picture[2, 2, 0] == pytest.approx(paper, abs=0.01), "the colour of the page"
+        ink = abs(picture[:, :, :3] - picture[2, 2, :3]).max(axis=2)
+        assert ink.max() > 0.7, "text stands out"
+        assert (ink[:, :4] < 0.01).all(), "nothing touches the left edge"
+
+
+@needs_browser
+def test_in_a_browser_tables_sort_and_sessions_open(out: Path, tmp_path: Path) -> None:
+    page = (out / "report.html").read_text("utf-8").replace("</body>", PROBE)
+    (tmp_path / "probe.html").write_text(page, "utf-8")
+    text = browse(tmp_path / "probe.html", tmp_path, "--dump-dom", "--window-size=500,900")
+    found = re.search(r'<pre id="seen">(.*?)</pre>', text, re.DOTALL)
     assert found is not None, "a script of the page failed"
     seen = json.loads(html.unescape(found[1]))
     assert sorted(seen["up"]) == sorted(seen["before"])
@@ -276,4 +312,7 @@ def test_in_a_browser_tables_sort_and_sessions_open(out: Path, tmp_path: Path) -
     assert seen["cells"] == 3
     assert seen["turns"] == 4
     assert seen["bars"] >= 4 * 2 + 3 + 4, "prefill and decode of 4 turns, 3 tools, 4 replica bars"
+    assert seen["transfers"] == 1
+    assert seen["stretched"] > seen["width"], "wider with the time of tools cut short"
+    assert seen["overflow"] <= 0, "a phone scrolls tables and pictures, not the page"
     assert EVIL in seen["session"], "shown as text"
