@@ -16,6 +16,7 @@ from cli.doctor import doctor
 from cli.emulate import emulate
 from cli.engine import app as engine_app
 from cli.explain import explain
+from cli.grade import grade
 from cli.list import list_names
 from cli.record import record
 from cli.replay import replay
@@ -68,6 +69,7 @@ app.command("run")(run)
 app.command("report")(report)
 app.command("compare")(compare)
 app.command("explain")(explain)
+app.command("grade")(grade)
 app.command("serve")(serve)
 app.command("record")(record)
 app.command("replay")(replay)

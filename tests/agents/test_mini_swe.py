@@ -76,7 +76,7 @@ def test_it_solves_the_standins_and_its_own_log_agrees(tmp_path: Path) -> None:
     assert cell.played.facts["agent_reward_mean"] == 1.0
     answers: list[float] = []
     tools: list[float] = []
-    zero = cell.played.timing["clock_zero_unix_s"]
+    zero = json.loads((cell.folder / "clock.json").read_text())["zero_unix_ns"] / 1e9
     for session in cell.statuses:
         turns, log = cell.turns_of(session), trajectory(cell, session)
         assert [turn.status for turn in turns] == ["ok"] * 9

@@ -40,6 +40,9 @@ from workloads.agents.limits import ClientLimits, split_limits
 FOLDER = "agents"
 """Folder of a cell for what the agents leave: a folder a session, `events.jsonl` with all that
 client processes told, `sessions.jsonl` with how each session ended, a log a worker."""
+SESSIONS = "sessions.jsonl"
+CLOCK = "clock.json"
+"""When the cell's clock stood at 0, as Unix time: to compare with the agents' own logs."""
 STARTS_AT_A_TIME = 8
 """Client processes that import their packages at the same time. Our choice."""
 CONCURRENCY_SHARE = 0.9
@@ -132,6 +135,8 @@ class _Troupe:
         try:
             await _all([self._start(number) for number in range(self.size)])
             calm_collector()
+            zero = time.time_ns() - self.stage.clock.now
+            (self.folder / CLOCK).write_text(json.dumps({"zero_unix_ns": zero}) + "\n")
             started = self.last_change = self.waiting_until = self.stage.clock.now
             watching = asyncio.ensure_future(self._watch_disk())
             await self._until_played([self._work(number) for number in range(self.size)])
@@ -145,7 +150,6 @@ class _Troupe:
         self.book.close()
         timing = {
             "clients_start_s": (started - began) / 1e9,
-            "clock_zero_unix_s": (time.time_ns() - self.stage.clock.now) / 1e9,
             "loop_lag_p50_ms": probe.percentile(50),
             "loop_lag_p99_ms": probe.percentile(99),
             "loop_lag_max_ms": max(probe.lags_ms, default=0.0),
@@ -276,7 +280,7 @@ class _Troupe:
             "error": ended.error,
             "facts": dict(ended.facts),
         }
-        with (self.folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
+        with (self.folder / SESSIONS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, default=str) + "\n")
         self.log.flush()
         self.stage.progress(self.counts["ended"], self.book.turns)
