@@ -187,7 +187,7 @@ class TurnBook:
             first_token=None if first is None else first + shift,
             finished=now,
             replica=replica,
-            prefill_replica=getattr(turn, "prefill_replica", None) if self._replicas else None,
+            prefill_replica=turn.prefill if self._replicas else None,
             attempts=turn.attempts,
             prompt_tokens=usage.prompt if usage is not None else turn.turn.prompt.tokens,
             cached_tokens=usage.cached if usage is not None else None,
