@@ -31,15 +31,24 @@ def emulate(
     kv_blocks: Annotated[
         int | None, typer.Option(min=2, help="KV blocks of each replica, instead of what fits.")
     ] = None,
+    kv_events_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Publish KV events: port of the first replica; others follow."
+        ),
+    ] = None,
 ) -> None:
-    """Serve emulated vLLM replicas, one port each, until Ctrl-C."""
+    """Serve emulated vLLM replicas, one port each, until Ctrl-C.
+
+    Prefill and decode replicas of a topology hand KV over, as vLLM's do with NIXL.
+    """
     from dataclasses import replace
 
     from harness.capacity import resolve_cluster
     from harness.live.daemon import emulate as run
     from harness.live.emulated_answers import read_script
     from harness.live.emulator import EmulatorSettings
-    from harness.live.fleet_server import specs_of
+    from harness.live.fleet_server import link_of, specs_of
     from harness.sim.engine_types import EngineParams
 
     if not 0 < speed <= 1000:
@@ -59,5 +68,7 @@ def emulate(
         port=port,
         speed=speed,
         script=read_script(script) if script is not None else None,
+        link=link_of(cluster),
+        kv_port=kv_events_port,
         tell=console.notes().print,
     )

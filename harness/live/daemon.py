@@ -17,6 +17,7 @@ from harness.live.fleet_server import EngineSpec, FleetServer
 from harness.live.parts import ReplicaAddress
 from harness.live.recording import TraceRecorder
 from harness.live.serving import Policy, ServedGateway, ServeSettings
+from harness.sim.links import LinkSpec
 
 Tell = Callable[[str], None]
 SAVE_EVERY_S = 30.0
@@ -113,21 +114,27 @@ def emulate(
     speed: float,
     script: Script | None,
     tell: Tell,
+    link: LinkSpec | None = None,
+    kv_port: int | None = None,
 ) -> None:
-    """Serve emulated replicas until SIGINT or SIGTERM.
+    """Serve emulated replicas until SIGINT or SIGTERM. Arguments as those of `FleetServer`.
 
     Raises:
         ListenError: a port cannot be listened on.
+        UsageError: KV events cannot be published on one.
     """
-    uvloop.run(_emulate(FleetServer(specs, settings, script, speed), host, port, tell))
+    fleet = FleetServer(specs, settings, script, speed, link, kv_port)
+    uvloop.run(_emulate(fleet, host, port, tell))
 
 
 async def _emulate(fleet: FleetServer, host: str, port: int, tell: Tell) -> None:
     stopped = stop_event()
     try:
         await fleet.start(host, port)
-        for replica, url in zip(fleet.replicas, fleet.urls, strict=True):
-            tell(f"{replica.name}: {url}")
+        for index, (replica, url) in enumerate(zip(fleet.replicas, fleet.urls, strict=True)):
+            role = "" if replica.role == "mixed" else f", {replica.role}"
+            events = f", KV events {fleet.publishers[index].address}" if fleet.publishers else ""
+            tell(f"{replica.name}: {url}{role}{events}")
         await stopped.wait()
     finally:
         await fleet.close()

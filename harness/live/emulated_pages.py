@@ -11,6 +11,7 @@ from harness.live.wire import Exchange, Request
 
 if TYPE_CHECKING:
     from harness.live.emulator import EmulatedReplica
+    from harness.live.kv_publishing import KvPublisher
 
 
 class Pages:
@@ -22,6 +23,7 @@ class Pages:
 
     def __init__(self, replica: EmulatedReplica, kv_blocks: int, apis: Sequence[str]) -> None:
         self._replica, self._kv_blocks, self._apis = replica, kv_blocks, apis
+        self.publisher: KvPublisher | None = None
         self._pages: dict[str, Callable[[], bytes]] = {
             "/health": lambda: b"",
             "/ping": lambda: b"",
@@ -30,6 +32,7 @@ class Pages:
             "/v1/models": self._models,
             "/load": lambda: encode({"server_load": replica.in_flight}),
             "/openapi.json": self._description,
+            "/kv_event_sources": self._kv_events,
         }
 
     def answer(self, request: Request, exchange: Exchange) -> None:
@@ -58,9 +61,25 @@ class Pages:
         }
         return encode({"object": "list", "data": [model]})
 
+    def _kv_events(self) -> bytes:
+        """Publishers by data-parallel rank, as vLLM shows them."""
+        publisher = self.publisher
+        if publisher is None:
+            return encode({})
+        source = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": publisher.address,
+            "replay_endpoint": publisher.replay_address,
+            "topic": "",
+        }
+        return encode({"0": source})
+
     def _description(self) -> bytes:
         posted = [*self._apis, "/tokenize", "/reset_prefix_cache"]
-        paths: dict[str, dict[str, Any]] = {path: {"post": {"responses": {"200": {}}}} for path in posted}
+        paths: dict[str, dict[str, Any]] = {
+            path: {"post": {"responses": {"200": {}}}} for path in posted
+        }
         paths |= {path: {"get": {"responses": {"200": {}}}} for path in self._pages}
         info = {"title": "agentsched emulator", "version": "emulated"}
         return encode({"openapi": "3.1.0", "info": info, "paths": paths})

@@ -21,6 +21,7 @@ from harness.live.emulated_answers import Answer, Script, plan_answer
 from harness.live.emulated_flight import Flight
 from harness.live.emulated_kv import Kept, KvExchange, remote_params, wanted_key
 from harness.live.emulated_pages import Pages
+from harness.live.kv_publishing import KvPublisher
 from harness.live.openai_chat import ChatCompletions, Completions
 from harness.live.parts import Role
 from harness.live.responses_api import Responses
@@ -119,6 +120,11 @@ class EmulatedReplica:
         """Bring the engine up to now."""
         for _ in self._fleet:
             pass
+
+    def publish(self, publisher: KvPublisher) -> None:
+        """Let the publisher tell of the blocks that the cache keeps."""
+        if self.engine.watch_cache(publisher.journal):
+            self._pages.publisher = publisher
 
     def set_slowdown(self, factor: float) -> None:
         """Steps take `factor` times as long from the next one on; 1: as fast as ever."""

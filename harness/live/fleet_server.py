@@ -13,6 +13,7 @@ from harness.live.emulated_answers import Script
 from harness.live.emulated_kv import KvExchange
 from harness.live.emulator import EmulatedReplica, EmulatorSettings, SharedTexts
 from harness.live.http_server import HttpServer
+from harness.live.kv_publishing import KvPublisher
 from harness.live.parts import Role
 from harness.live.wire import Headers
 from harness.sim.async_engine import engine_for
@@ -101,6 +102,8 @@ class FleetServer:
     Args:
         speed: virtual seconds per real second.
         link: what replicas hand KV over; None: they do not.
+        kv_port: port of the first replica's KV events, the others follow, then their replays;
+            0: any free ports; None: there are none.
     """
 
     specs: Sequence[EngineSpec]
@@ -108,8 +111,11 @@ class FleetServer:
     script: Script | None = None
     speed: float = 1.0
     link: LinkSpec | None = None
+    kv_port: int | None = None
     replicas: list[EmulatedReplica] = field(default_factory=list)
     urls: list[str] = field(default_factory=list)
+    publishers: list[KvPublisher] = field(default_factory=list)
+    """Of KV events, one for each replica; empty if there are none."""
     _servers: list[HttpServer] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -118,6 +124,7 @@ class FleetServer:
 
         Raises:
             ListenError: a port cannot be listened on.
+        UsageError: KV events cannot be published on one.
         """
         clock = LoopClock(asyncio.get_running_loop(), self.speed)
         self.replicas = emulated_replicas(self.specs, clock, self.settings, self.script, self.link)
@@ -126,6 +133,19 @@ class FleetServer:
             self._servers.append(server)
             bound = await server.listen(host, port + index if port else 0)
             self.urls.append(f"http://{host}:{bound}")
+            if self.kv_port is not None:
+                self._publish(replica, f"tcp://{host}", index)
+
+    def _publish(self, replica: EmulatedReplica, host: str, index: int) -> None:
+        port, count = self.kv_port or 0, len(self.specs)
+        publisher = KvPublisher(
+            f"{host}:{port + index if port else 0}",
+            replica.clock,
+            replica.engine.params.block_size,
+            replay=f"{host}:{port + count + index if port else 0}",
+        )
+        self.publishers.append(publisher)
+        replica.publish(publisher)
 
     async def stop_replica(self, index: int) -> None:
         """The replica dies: nothing listens on its port any more."""
@@ -153,6 +173,8 @@ class FleetServer:
             task.cancel()
         for server in self._servers:
             await server.close()
+        for publisher in self.publishers:
+            await publisher.close()
 
 
 def _refusal(path: str, status: int, message: str) -> tuple[Headers, bytes]:

@@ -8,10 +8,16 @@ from typing import Any
 import msgpack
 import pytest
 import zmq
+import zmq.asyncio
 
 from agentsched import UsageError
+from harness.live.fleet_server import FleetServer
+from harness.live.http_client import HttpClient
 from harness.live.kv_events import KvBatch, KvStream, KvSubscriber, decode_batch
-from tests.live.rig import engines, post, rig, run
+from harness.live.kv_publishing import END, KvJournal
+from harness.live.serving import ServedGateway, ServeSettings, find_policy
+from harness.sim.content import ContentIndex
+from tests.live.rig import engines, get, post, rig, run
 
 ARRAYS = [
     ["BlockStored", [1, 2**63], None, [5, 6], 16, None, "GPU"],
@@ -93,5 +99,149 @@ def test_an_address_that_is_none() -> None:
     async def test() -> None:
         with pytest.raises(UsageError):
             KvSubscriber("nowhere", KvStream(lambda: None))
+
+    run(test)
+
+
+def test_an_emulated_replica_publishes_what_its_cache_does() -> None:
+    """A cache of 63 blocks: prompts fill it, evict one another, and it is reset. Whoever follows
+    the events knows its content; who asks for a replay hears all of it again."""
+
+    async def test() -> None:
+        fleet = FleetServer(engines(1, kv_blocks=64), kv_port=0)
+        await fleet.start()
+        publisher, replica = fleet.publishers[0], fleet.replicas[0]
+        context = zmq.asyncio.Context()
+        listener = context.socket(zmq.SUB)
+        listener.setsockopt(zmq.SUBSCRIBE, b"")
+        listener.connect(publisher.address)
+        client = HttpClient(fleet.urls[0])
+        await asyncio.sleep(0.2)  # until the subscription is there
+        known: dict[int, int | None] = {}
+        try:
+            for number in range(6):  # 20 blocks each
+                body = {"prompt": f"{number:04d}" + "word" * 319, "max_tokens": 1}
+                assert (await post(client, "/v1/completions", body)).status == 200
+            publisher.flush()
+            messages: list[list[bytes]] = []
+            while await listener.poll(200):
+                messages.append(await listener.recv_multipart())
+            assert [int.from_bytes(m[1], "big") for m in messages] == list(range(len(messages)))
+            for message in messages:
+                follow(known, message[2])
+            state = replica.engine.state()
+            assert state.evicted_blocks > 0
+            assert len(known) == state.cached_blocks == 63
+            assert all(parent is None or parent in known for parent in known.values())
+            source = (await get(client, "/kv_event_sources")).json["0"]
+            assert await replayed(context, source["replay_endpoint"], 1) == messages[1:]
+            assert (await post(client, "/reset_prefix_cache", {})).json["success"]
+            publisher.flush()
+            follow(known, (await listener.recv_multipart())[2])
+            assert known == {}
+        finally:
+            await client.close()
+            await fleet.close()
+            context.destroy(linger=0)
+
+    run(test)
+
+
+def follow(known: dict[int, int | None], payload: bytes) -> None:
+    """Apply a message to an index of blocks and what stands before them."""
+    _, events, rank = msgpack.unpackb(payload)
+    assert rank == 0
+    for event in events:
+        if event["type"] == "AllBlocksCleared":
+            known.clear()
+        elif event["type"] == "BlockRemoved":
+            for name in event["block_hashes"]:
+                del known[name]
+        else:
+            assert len(event["token_ids"]) == 16 * len(event["block_hashes"])
+            before = event["parent_block_hash"]
+            for name in event["block_hashes"]:
+                known[name] = before
+                before = name
+
+
+async def replayed(context: zmq.asyncio.Context, address: str, start: int) -> list[list[bytes]]:
+    asking = context.socket(zmq.DEALER)
+    asking.connect(address)
+    await asking.send_multipart([b"", start.to_bytes(8, "big")])
+    found: list[list[bytes]] = []
+    while True:
+        _, topic, number, payload = await asking.recv_multipart()
+        if number == END:
+            return found
+        found.append([topic, number, payload])
+
+
+def test_serve_follows_an_emulated_replica() -> None:
+    """The gateway's index of a replica is dropped when the replica's cache is reset."""
+
+    async def test() -> None:
+        fleet = FleetServer(engines(1), kv_port=0)
+        await fleet.start()
+        served = ServedGateway(
+            find_policy("round-robin", {}),
+            fleet.urls,
+            ServeSettings(port=0),
+            kv_events={"r0": fleet.publishers[0].address},
+        )
+        await served.start()
+        client, engine = HttpClient(served.url), HttpClient(fleet.urls[0])
+        try:
+            await asyncio.sleep(0.2)
+            body = {"prompt": "x" * 400, "max_tokens": 2}
+            await post(client, "/v1/completions", body, {"x-session-id": "s"})
+            ledger = served.driver.plane.ledger
+            assert ledger.evidence("s", "r0") is not None
+            assert (await post(engine, "/reset_prefix_cache", {})).json["success"]
+            async with asyncio.timeout(5):
+                while ledger.evidence("s", "r0") is not None:
+                    await asyncio.sleep(0.01)
+            stream = served._subscribers[0].stream
+            assert (stream.stored, stream.gaps, stream.unreadable) == (6, 0, 0)
+        finally:
+            for each in (client, engine):
+                await each.close()
+            await served.close()
+            await fleet.close()
+
+    run(test)
+
+
+def test_the_encoding_is_vllms() -> None:
+    """vLLM's own classes read a message, and write it in the same bytes."""
+    msgspec = pytest.importorskip("msgspec")
+    events = pytest.importorskip("vllm.distributed.kv_events")
+    journal = KvJournal(4, lambda: None)
+    journal.stored(ContentIndex(4).intern([("a", 8), ("b", 4)]), 1, 3)
+    journal.removed(1, 0, 2)
+    journal.cleared()
+    payload = msgpack.packb([1.5, journal.take(), 0])
+    batch = msgspec.msgpack.Decoder(events.KVEventBatch).decode(payload)
+    assert [type(event).__name__ for event in batch.events] == [
+        "BlockStored",
+        "BlockRemoved",
+        "AllBlocksCleared",
+    ]
+    assert len(batch.events[0].token_ids) == 8
+    again = msgpack.unpackb(msgspec.msgpack.Encoder().encode(batch))
+    assert again == msgpack.unpackb(payload)
+
+
+def test_a_port_that_is_taken() -> None:
+    async def test() -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.PUB)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        fleet = FleetServer(engines(1), kv_port=port)
+        with pytest.raises(UsageError, match=str(port)):
+            await fleet.start()
+        await fleet.close()
+        socket.close()
+        context.term()
 
     run(test)
