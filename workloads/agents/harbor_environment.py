@@ -10,11 +10,9 @@ Runs under Harbor's interpreter (Harbor's BaseEnvironment, version 0.26).
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult
@@ -22,42 +20,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 
 from workloads.agents.bubblewrap import SandboxSpec
 from workloads.agents.bubblewrap_machine import Machine
-
-DEFAULT_FOLDER = "/app"
-"""Where Terminal-Bench's images start."""
-
-
-@dataclass(slots=True)
-class Recipe:
-    """What of a Dockerfile can be followed without building an image."""
-
-    folder: str = DEFAULT_FOLDER
-    environment: dict[str, str] = field(default_factory=dict)
-    copies: list[tuple[str, str]] = field(default_factory=list)
-    """Source below the Dockerfile's folder, target."""
-    left_out: list[str] = field(default_factory=list)
-    """Instructions that were not followed."""
-
-
-def read_dockerfile(text: str) -> Recipe:
-    """Follow a Dockerfile as far as it goes; FROM, CMD and other marks need nothing."""
-    recipe = Recipe()
-    for line in text.replace("\\\n", " ").splitlines():
-        word, _, rest = line.strip().partition(" ")
-        kind = word.upper()
-        if kind == "WORKDIR":
-            recipe.folder = str(PurePosixPath(recipe.folder) / rest.strip())
-        elif kind == "ENV" and "=" in rest:
-            for pair in shlex.split(rest):
-                name, _, value = pair.partition("=")
-                recipe.environment[name] = value
-        elif kind == "COPY" and not rest.lstrip().startswith("--"):
-            *sources, target = shlex.split(rest)
-            into = str(PurePosixPath(recipe.folder) / target) + "/" * target.endswith("/")
-            recipe.copies += [(source, into) for source in sources]
-        elif kind in ("RUN", "ADD", "COPY", "USER"):
-            recipe.left_out.append(line.strip())
-    return recipe
+from workloads.agents.harbor_recipe import DEFAULT_FOLDER, Recipe, read_dockerfile
 
 
 class BubblewrapEnvironment(BaseEnvironment):
