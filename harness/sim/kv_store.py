@@ -50,6 +50,10 @@ class KvStore:
         self.hit_tokens += found
         return found
 
+    def clear(self) -> None:
+        """Lose everything it holds; the counters go on."""
+        self._chunks.clear()
+
     def missing(self, line: Line, tokens: int) -> int:
         """How many of the text's first `tokens` tokens, in whole chunks, it does not have."""
         chunks = tokens // self.spec.chunk_tokens

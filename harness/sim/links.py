@@ -39,6 +39,10 @@ class Fabric:
     """Time transfers waited for a busy end, in all."""
     _free_at: dict[str, int] = field(default_factory=dict)
 
+    def reset(self) -> None:
+        """All ends are idle; the counters go on."""
+        self._free_at.clear()
+
     def transfer(self, source: str, target: str, size: int, now: int) -> int:
         """Start a transfer of `size` bytes at `now`; returns when its last byte has arrived.
 

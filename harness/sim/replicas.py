@@ -23,8 +23,13 @@ def check_engine(params: EngineParams, cluster: Cluster, settings: SimSettings) 
     """Refuse what the simulated engine cannot do.
 
     Raises:
-        UsageError: KV would have to move to or from SGLang.
+        UsageError: KV would have to move to or from SGLang, or window states with it.
     """
+    if settings.cpu_offload is not None and params.window_hits != "dense":
+        raise UsageError(
+            f"window states of {cluster.model.name} are not simulated in host memory",
+            "leave sim.cpu_offload out, or choose a model without sliding windows",
+        )
     if params.engine != "sglang":
         return
     if any(replica.role != "mixed" for replica in cluster.replicas):
@@ -32,11 +37,12 @@ def check_engine(params: EngineParams, cluster: Cluster, settings: SimSettings) 
             "the simulated SGLang engine does not exchange KV with other replicas",
             "simulate vLLM, or a topology without prefill/decode disaggregation",
         )
-    if settings.kv_store is not None:
-        raise UsageError(
-            "the simulated SGLang engine does not use a shared KV store",
-            "simulate vLLM, or leave sim.kv_store out",
-        )
+    for name in ("kv_store", "cpu_offload"):
+        if getattr(settings, name) is not None:
+            raise UsageError(
+                f"the simulated SGLang engine has no `{name}`",
+                f"simulate vLLM, or leave sim.{name} out",
+            )
 
 
 def replica_step_time(

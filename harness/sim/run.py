@@ -15,6 +15,7 @@ from harness.control.records import Capacity
 from harness.sim.bound import throughput_bound
 from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
+from harness.sim.cpu_offload import tiers_of
 from harness.sim.driver import Recorder, SimDriver
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineParams, StepTime
@@ -114,6 +115,7 @@ def simulate(
             bytes_per_token=sizes,
             link=link,
             store=settings.kv_store,
+            tiers=tiers_of(settings.cpu_offload, cluster) if settings.cpu_offload else None,
         )
 
     driver = SimDriver(

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from harness.sim.clock import Clock, Priority
 from harness.sim.content import ContentIndex, Line
+from harness.sim.cpu_offload import CpuTier, offload_counters
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineEvent, EngineRequest
 from harness.sim.fleet import Fleet
@@ -92,6 +93,7 @@ class Service:
     bytes_per_token: KV bytes of a token on each GPU of a replica, by replica id.
     link: of each GPU, for KV between replicas.
     store: the shared store, if there is one.
+    tiers: host memory of each replica, if it is used.
     """
 
     def __init__(
@@ -104,11 +106,13 @@ class Service:
         bytes_per_token: Mapping[str, float],
         link: LinkSpec,
         store: StoreSpec | None = None,
+        tiers: Mapping[str, CpuTier] | None = None,
     ) -> None:
         self.fleet = Fleet(clock, engines, self._deliver)
         self.fabric = Fabric(link)
         self.store = KvStore(store) if store is not None else None
         self._store_links = Fabric(store.link) if store is not None else None
+        self.tiers = tiers or {}
         self._clock = clock
         self._contents = contents
         self._listener = listener
@@ -141,6 +145,8 @@ class Service:
     def lose(self, replica: str) -> list[int]:
         """The replica dies with its KV; returns the requests that end by it."""
         lost = self.fleet.reset(replica)
+        if self.tiers:
+            self.tiers[replica].lose()
         for attempt, flight in list(self._flights.items()):
             if flight.request.prefill == replica and not flight.copied and attempt not in lost:
                 self.fleet.abort(flight.leg, attempt)
@@ -170,6 +176,8 @@ class Service:
             found["store.lookups"] = self.store.lookups
             found["store.moved_gb"] = self._store_links.moved_bytes / 1e9
             found["store.link_wait_s"] = self._store_links.waited_ns / 1e9
+        if self.tiers:
+            found |= offload_counters(self.tiers.values())
         return found
 
     # ---- legs --------------------------------------------------------------------------------
@@ -192,7 +200,11 @@ class Service:
         )
 
     def _found(self, flight: _Flight) -> int:
-        """Tokens of the prompt that the store has."""
+        """Tokens of the prompt that the store has, or the memory beside the first replica."""
+        if self.tiers:
+            request = flight.request
+            tier = self.tiers[request.prefill or request.decode]
+            return tier.found(request.segments, request.prompt_tokens)
         if self.store is None or flight.stored is None:
             return 0
         return self.store.lookup(flight.stored, flight.request.prompt_tokens)
@@ -212,6 +224,7 @@ class Service:
         elif replica != flight.request.decode:
             flight.cached = event.cached_tokens + flight.loaded
             flight.prefilled = self._clock.now
+            self._offload(flight, replica, flight.request.prompt_tokens)
             self._listener.leg_finished(event.id, replica)
             if event.id in self._flights:
                 self._start(flight, flight.request.decode, flight.request.prompt_tokens)
@@ -224,6 +237,8 @@ class Service:
         if request.prefill is None:
             flight.cached = event.cached_tokens + flight.loaded
         self._publish(flight, replica)
+        # The last token is sampled, never fed: its KV does not exist.
+        self._offload(flight, replica, request.prompt_tokens + request.output_tokens - 1)
         self._listener.finished(
             Served(
                 event.id,
@@ -254,6 +269,9 @@ class Service:
         if prefill is not None and target == flight.request.decode:
             size = max(size, self._size(prefill, event.load_tokens))
             done = self.fabric.transfer(prefill, target, size, now)
+        elif self.tiers:
+            flight.loaded = event.load_tokens
+            done = self.tiers[target].load(event.load_tokens, now)
         else:
             assert self.store is not None
             assert self._store_links is not None
@@ -285,6 +303,13 @@ class Service:
         )
         visible = written + round(store.spec.publish_delay_us * 1000)
         self._clock.at(visible, Priority.ENGINE, partial(store.publish, flight.stored, tokens))
+
+    def _offload(self, flight: _Flight, replica: str, tokens: int) -> None:
+        """Copy what the turn has added to the memory beside the replica."""
+        if self.tiers:
+            tier = self.tiers[replica]
+            done, publish = tier.keep(flight.request.segments, tokens, self._clock.now)
+            self._clock.at(done, Priority.ENGINE, publish)
 
     def _size(self, replica: str, tokens: int) -> int:
         return round(tokens * self._bytes[replica])

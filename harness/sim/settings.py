@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.sim.cpu_offload import OffloadSpec
 from harness.sim.faults import Fault as Fault
 from harness.sim.faults import FaultScenario
 from harness.sim.kv_store import StoreSpec
@@ -49,6 +50,8 @@ class SimSettings:
     efficiency."""
     kv_store: StoreSpec | None = None
     """A KV store that all replicas share."""
+    cpu_offload: OffloadSpec | None = None
+    """A tier for KV in the memory of each replica's host; None: off, as by default in vLLM."""
     faults: tuple[Fault, ...] = ()
     fault_scenario: FaultScenario | None = None
     """Failures at random, beside `faults`."""
@@ -71,5 +74,7 @@ class SimSettings:
                 raise ValueError(f"{name} must not be negative")
         if self.reported_kv_tokens is not None and self.reported_kv_tokens < 1:
             raise ValueError("reported_kv_tokens must be at least 1")
+        if self.kv_store is not None and self.cpu_offload is not None:
+            raise ValueError("kv_store and cpu_offload cannot be combined")
         if self.tool_slots is not None and self.tool_slots < 1:
             raise ValueError("tool_slots must be at least 1")

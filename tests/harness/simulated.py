@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.control.ledger import ReplicaConfig
@@ -11,6 +11,7 @@ from harness.control.records import Capacity
 from harness.sim.async_engine import engine_for
 from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
+from harness.sim.cpu_offload import CpuTier
 from harness.sim.driver import SimDriver
 from harness.sim.engine import Engine
 from harness.sim.engine_types import DecodePiece, EngineParams
@@ -81,6 +82,7 @@ def play(
     params: EngineParams | None = None,
     context_limit: int = 100_000,
     roles: Sequence[Role] = (),
+    tiers: Mapping[str, CpuTier] | None = None,
 ) -> Played:
     """Run sessions on replicas r0, r1, ... with flat step times."""
     params = params or EngineParams(null_blocks=0)
@@ -108,6 +110,7 @@ def play(
             bytes_per_token=dict.fromkeys(names, 1_000_000),
             link=LinkSpec(10, efficiency=0.5, latency_us=1000),
             store=settings.kv_store if settings else None,
+            tiers=tiers,
         )
 
     driver = SimDriver(

@@ -111,7 +111,7 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UsageError, match="exchange KV"):
         run("qwen3-32b", "4p4d-h100", engine="sglang")
     store = SimSettings(kv_store=StoreSpec(100_000, LinkSpec(10.0)))
-    with pytest.raises(UsageError, match="shared KV store"):
+    with pytest.raises(UsageError, match="no `kv_store`"):
         run("qwen3-32b", "4x2xh100", sim=store, engine="sglang")
 
 
