@@ -31,6 +31,9 @@ class Limits:
     agents send long tracing headers."""
     body_bytes: int = 64 << 20
     """Our choice: a prompt of a million tokens with room to spare."""
+    header_s: float = 30.0
+    """From a request's first byte to the end of its headers. Our choice: as long as a client needs
+    whose network stalls; one that sends a byte now and then does not hold a connection."""
 
 
 class HttpServer:
@@ -92,6 +95,8 @@ class _Connection(asyncio.Protocol):
         self._waiting: deque[tuple[Request, bool]] = deque()
         self._exchange: _Exchange | None = None
         self._refused = False
+        self._in_head = False
+        self._slow: asyncio.TimerHandle | None = None
         self._start_request()
 
     def _start_request(self) -> None:
@@ -123,10 +128,15 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             if not self._refused:  # else a limit was passed inside a callback
                 self._refuse(400, "this is not an HTTP/1.1 request")
+        if self._in_head and self._slow is None and not self._refused:
+            # Headers as a rule come in one piece: only those that do not need a timer.
+            loop, limit = asyncio.get_running_loop(), self.server.limits.header_s
+            self._slow = loop.call_later(limit, self._too_slow)
         self._next()  # out here: what goes wrong in a handler is no mistake of the client's
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.open = False
+        self._head_ended()
         self.server.connections.discard(self)
         exchange, self._exchange = self._exchange, None
         self._waiting.clear()
@@ -144,6 +154,7 @@ class _Connection(asyncio.Protocol):
     # httptools callbacks
 
     def on_message_begin(self) -> None:
+        self._in_head = True
         self._start_request()
 
     def on_url(self, url: bytes) -> None:
@@ -155,6 +166,7 @@ class _Connection(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        self._head_ended()
         if self._refused:
             return
         length = self._headers.get("content-length", "0")
@@ -183,6 +195,18 @@ class _Connection(asyncio.Protocol):
         self._waiting.append((request, self._parser.should_keep_alive()))
         if len(self._waiting) > PIPELINE_LIMIT:
             self.drop()
+
+    def _head_ended(self) -> None:
+        self._in_head = False
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _too_slow(self) -> None:
+        self._slow = None
+        if self._in_head and self.open:
+            limit = self.server.limits.header_s
+            self._refuse(408, f"the headers took longer than {limit:g} s")
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size

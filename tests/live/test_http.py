@@ -254,3 +254,29 @@ def test_an_answer_until_the_server_hangs_up() -> None:
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(UsageError):
         HttpClient(url)
+
+
+def test_headers_that_drip() -> None:
+    """A byte now and then does not hold a connection; a slow body, and idling, are no offence."""
+
+    async def test() -> None:
+        async with serving(Limits(header_s=0.15)) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.sleep(0.2)  # nothing was begun yet
+            writer.write(b"POST /a HTTP/1.1\r\ncontent-length: 2\r\n\r\n")
+            await asyncio.sleep(0.2)
+            writer.write(b"xy")
+            assert b"POST /a xy" in await reader.readuntil(b"xy")
+            began = asyncio.get_running_loop().time()
+            with suppress(ConnectionError):
+                for byte in b"GET /b HTTP/1.1\r\nx: " + b"y" * 1000:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.01)
+                    if reader.at_eof():
+                        break
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert asyncio.get_running_loop().time() - began < 3
+            writer.close()
+
+    run(test)
