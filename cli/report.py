@@ -107,7 +107,7 @@ def _print_source(shown: list[MetricTable], form: Format | None) -> None:
     print("\n".join(map(render, shown)), end="")
 
 
-CLAIM_COLUMNS = ("published claim", "setting", "published", "ours", "verdict")
+CLAIM_COLUMNS = ("published claim", "setting", "published", "ours", "n", "verdict")
 
 
 def _judged(
@@ -126,23 +126,30 @@ def _judged(
 
 def _claim_rows(judged: list[tuple[str, Judged]]) -> list[tuple[str, ...]]:
     return [
-        (one.claim.id, title, one.claim.text(), one.ours_text(), one.verdict)
+        (one.claim.id, title, one.claim.text(), one.ours_text(), str(one.n or ""), one.verdict)
         for title, one in judged
     ]
 
 
 def _print_claims(loaded: list[Run], paper: Paper, baselines: list[str] | None) -> None:
-    from results.published import find
+    from results.published import SIZE_TOLERANCE, find, tally_text
 
     judged = _judged(loaded, paper, baselines)
     print(f"Figures of the {paper} paper (published) beside ours ({_labels(loaded)}):")
     rows = _claim_rows(judged)
+    if rows:
+        print(
+            f"{tally_text(one.verdict for _, one in judged)} (size tolerance {SIZE_TOLERANCE:.0%})"
+        )
     if rows and console.width() >= WIDE:
         console.print_columns(CLAIM_COLUMNS, rows)
     elif rows:
         console.print_columns(
-            ("published claim", "published, ours: verdict"),
-            [(name, f"{theirs}, ours {ours}: {word}") for name, _, theirs, ours, word in rows],
+            ("published claim", "published, ours, seeds: verdict"),
+            [
+                (name, f"{theirs}, ours {ours}, n = {n or 0}: {word}")
+                for name, _, theirs, ours, n, word in rows
+            ],
         )
     total = len(find(paper=paper))
     covered = len({one.claim.id for _, one in judged})

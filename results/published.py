@@ -209,6 +209,11 @@ def tally(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
     return {name: counts[name] for name in VERDICTS}
 
 
+def tally_text(verdicts: Iterable[Verdict]) -> str:
+    """The same in words: `3 reproduced, 1 inconclusive`."""
+    return ", ".join(f"{count} {name}" for name, count in tally(verdicts).items() if count)
+
+
 def _no_effect(ours: Sequence[Ours], opposite: Verdict) -> Verdict:
     """Of a claim that nothing changes: an effect clear of zero contradicts it."""
     if all(figure.value == 0 for figure in ours):

@@ -15,7 +15,7 @@ from results.cells import disk
 from results.formatting import level
 from results.groups import Group
 from results.metrics import BY_TAG, MAIN, METRICS
-from results.published import SIZE_TOLERANCE, VERDICTS, tally
+from results.published import SIZE_TOLERANCE, VERDICTS, tally, tally_text
 from results.run import Run
 from results.sections import Picture, Section, sections
 from results.tables import SHORT_UNITS, UNKNOWN, Row, table_of
@@ -113,12 +113,15 @@ def _markdown(runs: Sequence[Run], found: Sequence[Section], pictures: str | Non
     gaps = missing(runs)
     if gaps:
         lines += ["## Missing", "", *(f"- {line}" for line in gaps), ""]
+    judged = [one for section in found for one in section.judged]
+    if judged:
+        lines += [f"Published figures beside ours: {tally_text(j.verdict for j in judged)}.", ""]
     for section in found:
         lines.append(render.to_markdown(section.table))
         if section.judged:
-            lines += ["| claim | published | ours | verdict |", "|---|---:|---:|---|"]
+            lines += ["| claim | published | ours | n | verdict |", "|---|---:|---:|---:|---|"]
             lines += [
-                f"| {j.claim.id} | {j.claim.text()} | {j.ours_text()} | {j.verdict} |"
+                f"| {j.claim.id} | {j.claim.text()} | {j.ours_text()} | {j.n or ''} | {j.verdict} |"
                 for j in section.judged
             ]
             lines.append("")
@@ -132,6 +135,10 @@ def _markdown(runs: Sequence[Run], found: Sequence[Section], pictures: str | Non
         for picture in section.figures if pictures else ():
             name = f"figures/{section.id}-{picture.name}.{pictures}"
             lines += [f"![{picture.name}]({name})", "", picture.caption, ""]
+    if judged:
+        lines += ["## What the verdicts mean", ""]
+        lines += [f"- {name}: {meaning}" for name, meaning in VERDICTS.items()]
+        lines += [f"- size tolerance: {SIZE_TOLERANCE:.0%} of the published value", ""]
     return "\n".join(lines)
 
 
@@ -243,6 +250,7 @@ def _claim_view(judged: Judged) -> dict[str, str]:
         "against": (claim.comparator or "").replace("_", " "),
         "published": claim.text(),
         "ours": judged.ours_text(),
+        "n": str(judged.n or ""),
         "verdict": judged.verdict,
         "reason": judged.reason,
     }

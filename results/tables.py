@@ -219,14 +219,29 @@ def _warnings(group: Group, metrics: Sequence[Metric]) -> list[str]:
             f"Target concurrency not reached: at most {percent(float(reached.min()))} of "
             f"{group.workers} workers were active in the worst cell."
         )
-    if any(metric.tag == "decode_tps_steady" for metric in metrics):
-        trimmed = group.cells["steady_trimmed"].dropna()
-        if len(trimmed):
-            lines.append(
-                f"Steady window: {percent(float(trimmed.min()))} to "
-                f"{percent(float(trimmed.max()))} of the makespan trimmed."
-            )
+    tags = {metric.tag for metric in metrics}
+    trimmed = group.cells["steady_trimmed"].dropna()
+    if len(trimmed) and tags & {"decode_tps", "decode_tps_steady"}:
+        line = (
+            f"Steady window (first to last instant with 90 % of the workers active): "
+            f"{percent(float(trimmed.min()))} to {percent(float(trimmed.max()))} of the makespan "
+            "trimmed."
+        )
+        if "decode_tps_steady" not in tags:
+            line += f" Decode in it: {_steady(group)}."
+        lines.append(line)
     return lines
+
+
+def _steady(group: Group) -> str:
+    """Decode throughput over the steady window, beside that over the makespan."""
+    figures = group.figures("decode_tps_steady")
+    parts = [
+        f"{name} {UNKNOWN if found is None else level(found)}"
+        for name in group.schedulers
+        for found in (figures[name].estimate,)
+    ]
+    return f"{', '.join(parts)} tok/s"
 
 
 def _unserved(group: Group) -> str:

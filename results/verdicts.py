@@ -33,6 +33,11 @@ class Judged:
     reason: str
     """Why it could not be tested; else empty."""
 
+    @property
+    def n(self) -> int:
+        """Seeds behind ours."""
+        return 0 if self.ours is None else self.ours.n
+
     def ours_text(self) -> str:
         if self.ours is None:
             return "n/a"

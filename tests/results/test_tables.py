@@ -174,7 +174,7 @@ def test_failed_turns_stand_apart(tmp_path: Path) -> None:
         "Not finished, and in no timing figure: tao: 1 of 5 sessions failed, "
         "1 of 5 sessions context exceeded." in text
     )
-    assert "Steady window: 25.0 % to 25.0 % of the makespan trimmed." in text
+    assert "25.0 % to 25.0 % of the makespan trimmed." in text
     assert "Figures measured" in text
 
 
