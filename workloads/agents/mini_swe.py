@@ -79,6 +79,8 @@ class MiniSweSettings:
     """Seconds a model call may take. Our choice: schedulers may hold turns for long."""
     temperature: float | None = None
     """Sent with every call; None: not sent."""
+    max_tokens: int | None = None
+    """Longest answer, in tokens, sent with every call; None: not sent."""
     config: str | None = None
     """Configuration file of mini-swe-agent; None: its own swebench.yaml."""
     python: str | None = None
@@ -98,11 +100,11 @@ class MiniSweSettings:
                 "environment `local` runs a model's commands on this machine, as you",
                 "use `bubblewrap` or `docker`; if you are sure, set unsafe_local: true",
             )
-        whole = ("repeats", "model_attempts")
+        whole = ("repeats", "model_attempts", "max_tokens")
         for name in (*whole, "step_limit", "command_limit_s", "model_timeout_s", "task_limit_s"):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if name == "task_limit_s" and value is None:
+            if name in ("task_limit_s", "max_tokens") and value is None:
                 continue
             if not number or value <= 0 or (name in whole and value != int(value)):
                 raise UsageError(f"`{name}`: {value!r}", "give a number above 0")

@@ -137,8 +137,9 @@ def _config(
             "x-session-id": assignment.session,
         },
     }
-    if settings.temperature is not None:
-        calls["temperature"] = settings.temperature
+    for name in ("temperature", "max_tokens"):
+        if getattr(settings, name) is not None:
+            calls[name] = getattr(settings, name)
     own = {
         "agent": {
             "step_limit": int(settings.step_limit),
