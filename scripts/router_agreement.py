@@ -119,6 +119,9 @@ class Agreement:
     equal: int
     first_turns: int
     first_equal: int
+    later: int
+    """Turns whose session's turn before went to the same replica on both sides."""
+    later_equal: int
     stayed: tuple[float, float]
     """Share of later turns on the replica of the turn before: the original's, ours."""
     examples: list[str]
@@ -135,6 +138,8 @@ def compare(
     mine = {(choice.session, choice.turn): choice for choice in ours}
     both = [(t, mine[t.session, t.turn]) for t in theirs if (t.session, t.turn) in mine]
     firsts = [(t, o) for t, o in both if t.turn == 0]
+    same = {(t.session, t.turn) for t, o in both if t.replica == o.replica}
+    later = [(t.session, t.turn) for t, _ in both if (t.session, t.turn - 1) in same]
     examples = [
         f"{t.session} turn {t.turn}: {t.replica} against {o.replica} ({o.why or 'no reason'})"
         for t, o in both
@@ -144,9 +149,11 @@ def compare(
         pair,
         version,
         len(both),
-        sum(t.replica == o.replica for t, o in both),
+        len(same),
         len(firsts),
         sum(t.replica == o.replica for t, o in firsts),
+        len(later),
+        sum(turn in same for turn in later),
         (stayed(theirs), stayed(ours)),
         examples[:5],
     )
@@ -194,8 +201,9 @@ async def agreement(pair: Pair, settings: Mapping[str, Any]) -> Agreement:
 
 def table(rows: Sequence[Agreement]) -> str:
     lines = [
-        "| original | scenario | ours | same replica | of first turns | stayed: original, ours |",
-        "|---|---|---|---|---|---|",
+        "| original | scenario | ours | same replica | of first turns "
+        "| of turns after an equal one | stayed: original, ours |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         pair, version = row.pair, f" {row.version}" if row.version else ""
@@ -206,7 +214,7 @@ def table(rows: Sequence[Agreement]) -> str:
         lines.append(
             f"| {router}{version} `{policy}` | {pair.title} | {mine} "
             f"| {row.equal} of {row.turns} ({row.equal / row.turns:.0%}){itself} "
-            f"| {row.first_equal} of {row.first_turns} "
+            f"| {row.first_equal} of {row.first_turns} | {row.later_equal} of {row.later} "
             f"| {row.stayed[0]:.0%}, {row.stayed[1]:.0%} |"
         )
     return "\n".join(lines) + "\n"

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from agentsched import UsageError
+from agentsched import AgentschedError, UsageError
 from harness.live.parts import ReplicaAddress
-from harness.live.routers import INSTALLS, ROUTERS, arm_name, check_router, describe_router
+from harness.live.routers import (
+    INSTALLS,
+    ROUTERS,
+    arm_name,
+    check_router,
+    describe_router,
+    install_router,
+)
 from harness.live.routers.base import Launch, Router
 from tests.routers.rig import fake_program
 
@@ -225,3 +232,37 @@ def test_every_router_has_a_default_policy_and_most_an_install() -> None:
         assert name in INSTALLS or name in ("thunderagent", "dynamo")
     for spec in INSTALLS.values():
         assert all("==" in package for package in spec.packages)
+
+
+def test_installing_makes_an_environment_with_the_pinned_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a Python that notes what it is told and makes what pip would."""
+    note = tmp_path / "note"
+    script = f"""import pathlib, shutil, sys
+words = sys.argv[1:]
+pathlib.Path({str(note)!r}).open("a").write(" ".join(words) + "\\n")
+if words[1] == "venv":
+    bin = pathlib.Path(words[2]) / "bin"
+    bin.mkdir(parents=True)
+    (bin.parent / "pyvenv.cfg").touch()
+    shutil.copy(__file__, bin / "python")
+else:
+    (pathlib.Path(__file__).parent / "smg").touch()
+"""
+    python = fake_program(tmp_path, "python", script)
+    monkeypatch.setenv("AGENTSCHED_HOME", str(tmp_path / "home"))
+    place = tmp_path / "home" / "engines" / "smg"
+    assert install_router("smg", python=str(python)) == place / "bin" / "smg"
+    assert note.read_text().splitlines() == [
+        f"-m venv {place}",
+        "-m pip --disable-pip-version-check install smg==1.13.0",
+    ]
+    with pytest.raises(UsageError, match="router `thunderagent` cannot be installed"):
+        install_router("thunderagent")
+
+
+def test_a_failing_install_shows_what_pip_said(tmp_path: Path) -> None:
+    python = fake_program(tmp_path, "python", "import sys; sys.exit('no space left')")
+    with pytest.raises(AgentschedError, match="no space left"):
+        install_router("smg", tmp_path / "place", python=str(python))

@@ -16,7 +16,7 @@ from harness.live.routers.find import (
     find_router,
 )
 from harness.live.routers.front import RouterFront
-from harness.live.routers.install import INSTALLS, InstallSpec
+from harness.live.routers.install import INSTALLS, InstallSpec, install_router
 from harness.live.routers.process import RouterError
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "describe_router",
     "find_program",
     "find_router",
+    "install_router",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 from agentsched import UsageError
 from harness.live.routers.base import Router, RouterSettings
 from harness.live.routers.front import Found, RouterFront
-from harness.live.routers.install import INSTALLS
+from harness.live.routers.install import INSTALLS, environment_of
 from harness.live.routers.others import (
     DynamoFrontend,
     LiteLlmProxy,
@@ -144,9 +144,11 @@ def _folders(router: Router) -> list[str]:
     if given is not None:
         path = Path(given).expanduser()
         return [str(path.parent if path.is_file() else path)]
-    home = os.environ.get("AGENTSCHED_HOME") or "~/.local/share/agentsched"
-    own = Path(home).expanduser() / "engines" / router.name / "bin"
-    return [str(own), str(Path(sys.executable).parent), *os.get_exec_path()]
+    return [
+        str(environment_of(router.name) / "bin"),
+        str(Path(sys.executable).parent),
+        *os.get_exec_path(),
+    ]
 
 
 def _checkout(router: Router, settings: ThunderAgentSettings) -> Found:
