@@ -14,6 +14,8 @@ from agentsched import UsageError
 
 CACHE_KIB = 32 * 1024
 """Memory of one database, in KiB; the rest lies on disk."""
+IN_MEMORY = 200_000
+"""Names that counts keep in memory before they move to disk."""
 _REMEDY = "free some disk space, or set SQLITE_TMPDIR to a folder with more"
 
 
@@ -68,8 +70,8 @@ class Groups:
 class Counts:
     """A count for each name, as a dict of which only the first part is kept in memory."""
 
-    def __init__(self, in_memory: int = 200_000) -> None:
-        self._limit = in_memory
+    def __init__(self, in_memory: int | None = None) -> None:
+        self._limit = IN_MEMORY if in_memory is None else in_memory
         self._recent: dict[str, int] = {}
         self._db: sqlite3.Connection | None = None
         self._moved = 0

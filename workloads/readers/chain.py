@@ -22,6 +22,8 @@ class Call:
     """Bytes of the text that came after the reply before."""
     visible: bool = False
     compaction: bool = False
+    reply_lost: bool = False
+    """The reply was not sent back, whatever the lengths allow."""
 
 
 def turns_of(calls: Sequence[Call], shared: tuple[Segment, ...] = ()) -> tuple[TurnSpec, ...]:
@@ -62,7 +64,7 @@ def turns_of(calls: Sequence[Call], shared: tuple[Segment, ...] = ()) -> tuple[T
 def kept_tokens(before: Call, call: Call) -> int:
     """Tokens of the turn before that a prompt starts with, by the rule of turns_of."""
     if not call.compaction:
-        if call.prompt >= before.prompt + before.output:
+        if call.prompt >= before.prompt + before.output and not before.reply_lost:
             return before.prompt + before.output
         if call.prompt >= before.prompt:
             return before.prompt

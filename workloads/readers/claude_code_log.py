@@ -30,8 +30,6 @@ class _Use:
 
     name: str
     hint_s: float | None
-    prompt: int | None
-    """Hash of the text that a sub-agent is started with."""
     ended: float | None = None
 
 
@@ -39,6 +37,8 @@ class _Use:
 class Message:
     """One reply of the model, from all its records; times in seconds since 1970."""
 
+    number: int
+    """Turn of its agent."""
     asked: float | None
     """When a person's message for it came; None after a tool result."""
     prompt: int = 0
@@ -70,7 +70,7 @@ class AgentLog:
         """The message of an id, new or under way."""
         found = self._by_id.get(message_id)
         if found is None:
-            found = Message(self._asked, compaction=self._compaction)
+            found = Message(len(self.turns), self._asked, compaction=self._compaction)
             self._asked, self._compaction = None, False
             self._by_id = {**dict(list(self._by_id.items())[-8:]), message_id: found}
             self.turns.append(found)
@@ -119,6 +119,9 @@ class Logs:
         self._by: dict[str, str] = {}
         """The tool call that started a sub-agent."""
         self._uses: dict[str, _Use] = {}
+        """Tool calls under way."""
+        self._asked: dict[int, list[str]] = {}
+        """Tool calls that start a sub-agent, by the hash of what they start it with."""
         self._chain: dict[str, str] = {}
         """The sub-agent of a record in an older log, by uuid."""
 
@@ -173,7 +176,8 @@ class Logs:
     def _parent(self, log: AgentLog) -> tuple[AgentLog, int]:
         call = self._by.get(log.id or "")
         if call is None and log.start is not None:
-            call = next((i for i, use in self._uses.items() if use.prompt == log.start), None)
+            call = next(iter(self._asked.get(log.start, ())), None)
+            self._asked[log.start] = self._asked.get(log.start, [])[1:]
         parent, turn = self._called.get(call or "", (None, 0))
         if parent is not None and parent is not log and parent.turns:
             return parent, turn
@@ -211,7 +215,8 @@ class Logs:
                 reply.uses[block["id"]] = use
                 self._uses[block["id"]] = use
                 if block.get("name") in SPAWNING:
-                    self._called[block["id"]] = (log, len(log.turns) - 1)
+                    self._called[block["id"]] = (log, reply.number)
+                    self._asked.setdefault(_start(block), []).append(block["id"])
 
     def _user(self, log: AgentLog, fields: Fields, at: float | None) -> None:
         message = part(fields, "message")
@@ -233,13 +238,15 @@ class Logs:
 
 def _use(block: dict[str, Any]) -> _Use:
     name, given = str(block.get("name") or "tool"), block.get("input")
-    values: dict[str, Any] = given if isinstance(given, dict) else {}
-    command = values.get("command")
+    command = given.get("command") if isinstance(given, dict) else None
     if name == "Bash" and isinstance(command, str):
-        return _Use(command_name(command), stated_sleep(command), None)
-    prompt = values.get("prompt")
-    spawns = name in SPAWNING and isinstance(prompt, str)
-    return _Use(short_name(name, "tool"), None, hash(prompt) if spawns else None)
+        return _Use(command_name(command), stated_sleep(command))
+    return _Use(short_name(name, "tool"), None)
+
+
+def _start(block: dict[str, Any]) -> int:
+    given = block.get("input")
+    return hash(str(given.get("prompt"))) if isinstance(given, dict) else 0
 
 
 def _count(reply: Message, usage: Fields) -> None:

@@ -88,7 +88,7 @@ def _replies(messages: Sequence[Fields]) -> list[_Reply]:
         if index in places[len(found) : len(found) + 1]:
             upto = places[len(found) + 1] if len(found) + 1 < len(places) else len(messages)
             found.append(_Reply(message, messages[index + 1 : upto], size, new))
-            new = -len(_text(message))
+            new = -len(_text(message)) if _is_reply(message) else 0
         size += len(_text(message))
         new += len(_text(message))
     return found
@@ -96,10 +96,14 @@ def _replies(messages: Sequence[Fields]) -> list[_Reply]:
 
 def _was_called(message: Fields) -> bool:
     """Replies, and the complaints that stand in the place of replies that could not be parsed."""
-    if message.get("role") == "assistant" or message.get("object") == "response":
+    if _is_reply(message):
         return True
     extra = part(message, "extra")
     return extra.get("interrupt_type") == "FormatError" and isinstance(extra.get("response"), dict)
+
+
+def _is_reply(message: Fields) -> bool:
+    return bool(message.get("role") == "assistant" or message.get("object") == "response")
 
 
 def _calls(replies: Sequence[_Reply], choice: MiniSettings) -> list[Call]:
@@ -124,6 +128,7 @@ def _call(
         cached=min(cached, prompt),
         tools=() if last else _tools(reply),
         new_bytes=reply.new_bytes,
+        reply_lost=not _is_reply(reply.fields),
     )
 
 
