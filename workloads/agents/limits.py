@@ -26,14 +26,12 @@ class ClientLimits:
     """No file that an agent or its tools write grows beyond this."""
     free_disk_mb: float = 1024.0
     """With less than this left on the disk, the session with the largest folder is stopped."""
-    failed_share: float = 0.1
-    """A cell in which more of the sessions failed than this must not be used."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not value >= 0 or (value == 0 and field.name != "failed_share"):
+            if not number or not value > 0:
                 raise UsageError(f"{field.name}: {value!r}", "give a number above 0")
 
 

@@ -346,7 +346,6 @@ class _Troupe:
 
     def _invalid(self, total: int, workers: int, mean_active: float) -> str | None:
         peak, wanted = self.counts["peak_active"], min(workers, total)
-        failed = self.counts["failed"]
         if peak < wanted:
             return f"only {peak} of {wanted} workers were ever active"
         if mean_active < CONCURRENCY_SHARE * wanted:
@@ -354,8 +353,6 @@ class _Troupe:
                 f"on average {mean_active:.1f} of {wanted} workers were active while tasks waited, "
                 f"less than {CONCURRENCY_SHARE:.0%}"
             )
-        if failed > self.limits.failed_share * total:
-            return f"{failed} of {total} sessions failed, more than {self.limits.failed_share:.0%}"
         return None
 
 
