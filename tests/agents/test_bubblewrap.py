@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -122,6 +123,20 @@ def test_the_host_is_out_of_reach(tmp_path: Path) -> None:
         assert (await made.execute("cat /proc/net/dev")).stdout.count(":") == 1  # loopback alone
 
     inside(tmp_path, act)
+
+
+@needs_bubblewrap
+def test_lower_limits_of_whoever_starts_it_stay(tmp_path: Path) -> None:
+    async def act(made: Machine) -> None:
+        full = await made.execute("head -c 2000000 /dev/zero > big; stat -c %s big; ulimit -c")
+        assert full.stdout == "1000000\n0\n"
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        inside(tmp_path, act)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @needs_bubblewrap

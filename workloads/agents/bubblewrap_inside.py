@@ -70,7 +70,6 @@ class Request(socketserver.StreamRequestHandler):
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=_limit_files,
             )
             status = self._wait(process, asked.get("timeout_s"))
             return {"rc": status, "stdout": _text(out), "stderr": _text(err)}
@@ -106,9 +105,11 @@ class Request(socketserver.StreamRequestHandler):
             archive.add(path, arcname=".")
 
 
-def _limit_files() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, FILE_LIMIT_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def _limit(what: int, most: int) -> None:
+    """Lower a limit of this process and its children; one that is lower already stays."""
+    for now in resource.getrlimit(what):
+        most = most if now == resource.RLIM_INFINITY else min(most, now)
+    resource.setrlimit(what, (most, most))
 
 
 def _text(file: IO[bytes]) -> str:
@@ -161,6 +162,8 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
 def main(arguments: list[str]) -> None:
     """Serve until killed."""
     control, *relays = arguments
+    _limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
     for given in relays:
         port, _, path = given.partition("=")
         relay(int(port), path)
