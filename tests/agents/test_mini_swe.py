@@ -20,7 +20,7 @@ from harness.live.emulated_answers import read_script
 from tests.agents.stage import Cell, play
 from tests.live.rig import run
 from workloads.agents.bubblewrap import bubblewrap_version
-from workloads.agents.mini_swe import SweBenchStandin
+from workloads.agents.mini_swe import MiniSwe, SweBenchLite, SweBenchStandin
 
 
 def _missing() -> str | None:
@@ -41,10 +41,17 @@ pytestmark = [
 ]
 
 
-def played(folder: Path, sessions: int, workers: int, **settings: Any) -> Cell:
-    driver, found = SweBenchStandin(), list[Cell]()
+def played(
+    folder: Path,
+    sessions: int,
+    workers: int,
+    driver: MiniSwe | None = None,
+    script: Path | None = None,
+    **settings: Any,
+) -> Cell:
+    driver, found = driver or SweBenchStandin(), list[Cell]()
     driver.check(settings)
-    script = driver.script(folder, settings)
+    script = script or driver.script(folder, settings)
     assert script is not None
 
     async def inside() -> None:
@@ -137,3 +144,58 @@ def test_an_agent_at_its_step_limit_is_no_failure(tmp_path: Path) -> None:
     assert cell.played.facts["agent_outcomes"] == {"LimitsExceeded": 1}
     assert cell.played.facts["agent_reward_mean"] == 0.0
     assert len(cell.records.turns) == 3
+
+
+DOCKER = """#!/bin/sh
+# Says what it was asked, and runs commands here.
+echo "$@" >> {log}
+case $1 in
+  version) echo 99.0 ;;
+  run)
+    while [ "$1" != --cidfile ]; do shift; done
+    echo box > "$2"
+    echo box ;;
+  exec)
+    while [ "$1" != box ]; do shift; done
+    shift
+    cd {testbed} && exec "$@" ;;
+esac
+"""
+
+
+def test_instances_run_in_their_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for docker itself: what mini-swe-agent asks of it, and who cleans up."""
+    log, programs, testbed = tmp_path / "asked", tmp_path / "bin", tmp_path / "testbed"
+    programs.mkdir()
+    testbed.mkdir()
+    (programs / "docker").write_text(DOCKER.format(log=log, testbed=testbed))
+    (programs / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/local/bin:/usr/bin:/bin")
+    instances = [
+        {"instance_id": f"psf__requests-{n}", "problem_statement": f"task {n}"} for n in (1, 2)
+    ]
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps(instance) + "\n" for instance in instances))
+    submit = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo patch"
+
+    def says(task: str, command: str) -> str:
+        call = {"name": "bash", "arguments": {"command": command}}
+        return json.dumps({"task": task, "content": "go", "tool_calls": [call]}) + "\n"
+
+    script = tmp_path / "script.jsonl"
+    script.write_text(says("task 1", submit) + says("task 2", "sleep 60"))
+    cell = played(
+        tmp_path,
+        sessions=2,
+        workers=2,
+        driver=SweBenchLite(),
+        script=script,
+        tasks=str(tasks),
+        session_limit_s=12,
+    )
+    assert cell.statuses == {"psf__requests-1": "finished", "psf__requests-2": "deadline"}
+    handed = json.loads((cell.folder / "psf__requests-1" / "preds.json").read_text())
+    assert handed["psf__requests-1"]["model_patch"] == "patch\n"
+    asked = log.read_text()
+    assert "docker.io/swebench/sweb.eval.x86_64.psf_1776_requests-1:latest" in asked
+    assert "rm -f box" in asked, "the killed session's container is removed"

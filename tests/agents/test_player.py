@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from agentsched import AgentschedError
+from agentsched import AgentschedError, SchedulerError
+from tests.agents import fake_client
 from tests.agents.stage import Cell, FakeDriver, play
 from tests.live.rig import run
 from workloads.agents.base import AgentTask
@@ -137,6 +138,24 @@ def test_clients_that_do_not_start_are_an_error_with_their_log(tmp_path: Path) -
         played(tmp_path, [task("t")], workers=1, driver=FakeDriver("--never-ready"))
     assert "died (exit status 1)" in caught.value.message
     assert "cannot find the package `agent`" in caught.value.message
+
+
+BROKEN = """
+from schedulers.round_robin import RoundRobin
+
+
+class Broken(RoundRobin):
+    def choose(self, turn, cluster):
+        raise KeyError("lost")
+"""
+
+
+def test_a_broken_scheduler_ends_the_cell_and_its_clients(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    tasks = [task("a", turns=3), task("b", turns=3)]
+    with pytest.raises(SchedulerError, match="lost"):
+        played(tmp_path, tasks, workers=2, scheduler=f"{tmp_path}/broken.py:Broken")
+    assert not left_over(f".*{fake_client.__file__}")
 
 
 def test_in_front_of_another_router_our_proxy_sees_the_turns(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ class MiniSweSettings:
     """Wall-clock seconds of a session, which then ends as past its deadline; None: no limit."""
     command_limit_s: float = 60.0
     """Seconds a command may run (mini-swe-agent's swebench.yaml)."""
+    pull_limit_s: float = 1800.0
+    """Seconds that starting a container may take, its image's download included. Our choice;
+    mini-swe-agent's is 120."""
     environment: Environment = "auto"
     """Where commands run. `auto`: the stand-in tasks and those with `repos` in bubblewrap, all
     others in docker. `local` is this machine itself and needs `unsafe_local`."""
@@ -101,7 +104,14 @@ class MiniSweSettings:
                 "use `bubblewrap` or `docker`; if you are sure, set unsafe_local: true",
             )
         whole = ("repeats", "model_attempts", "max_tokens")
-        for name in (*whole, "step_limit", "command_limit_s", "model_timeout_s", "task_limit_s"):
+        for name in (
+            *whole,
+            "step_limit",
+            "command_limit_s",
+            "pull_limit_s",
+            "model_timeout_s",
+            "task_limit_s",
+        ):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if name in ("task_limit_s", "max_tokens") and value is None:

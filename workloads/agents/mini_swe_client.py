@@ -168,6 +168,7 @@ def _environment(
     if where == "docker":
         return {
             "environment_class": where,
+            "pull_timeout": int(settings.pull_limit_s),
             "run_args": ["--rm", "--cidfile", str(folder / CONTAINER)],
         }
     if where == "singularity":
