@@ -22,7 +22,7 @@ from agentsched import InvalidRunError
 from harness.experiment import run
 from harness.overrides import Flags
 from harness.plan import code_digest
-from results.drawing import to_png, to_svg
+from results.drawing import mark, style, to_png, to_svg
 from results.formatting import interval as interval_text
 from results.formatting import signed
 from results.groups import Group, groups_of
@@ -195,6 +195,8 @@ class Study:
             "\n".join(latex(caption, frame) for caption, frame in self.tables), "utf-8"
         )
         for name, figure in figures:
+            with style():
+                mark(figure, "simulated")
             (out / f"{name}.svg").write_text(to_svg(figure), "utf-8")
             (out / f"{name}.png").write_bytes(to_png(figure, dpi=110))
         text = json.dumps([asdict(one) for one in self.outcomes], indent=1, ensure_ascii=False)
