@@ -19,12 +19,16 @@ class Against(StrEnum):
     GPU = "gpu"
     VLLM = "vllm"
     DYNAMO = "dynamo"
+    PUBLISHED = "published"
     ALL = "all"
 
 
 def validate(
     against: Annotated[
-        Against, typer.Argument(help="Recorded GPU runs, vLLM's scheduler, Dynamo's replay.")
+        Against,
+        typer.Argument(
+            help="Recorded GPU runs, vLLM's scheduler, Dynamo's replay, published runs."
+        ),
     ] = Against.ALL,
     write: Annotated[
         Path | None, typer.Option(metavar="PAGE.md", help="Also write the page of the docs.")
@@ -38,12 +42,14 @@ def validate(
     from harness.validation.dynamo import validate_dynamo
     from harness.validation.findings import markdown
     from harness.validation.gpu import gpu_finding
+    from harness.validation.published import published_finding
     from harness.validation.vllm import vllm_finding
 
     makers = {
         Against.GPU: gpu_finding,
         Against.VLLM: vllm_finding,
         Against.DYNAMO: validate_dynamo,
+        Against.PUBLISHED: published_finding,
     }
     findings = []
     for name, make in makers.items():
@@ -71,8 +77,9 @@ def _show(finding: Finding) -> None:
         print(f"{table.title}:")
         console.print_columns(table.columns, table.rows)
         print()
-    kept = len(finding.bounds) - len(finding.missed)
-    print(f"{kept} of {len(finding.bounds)} bounds are kept.")
+    if finding.bounds:
+        kept = len(finding.bounds) - len(finding.missed)
+        print(f"{kept} of {len(finding.bounds)} bounds are kept.")
     for bound in finding.missed:
         print(f"missed: {bound}")
     print()
