@@ -1,15 +1,18 @@
 """What the gateway and the replay client cost, measured beside other routers in one run.
 
 python -m scripts.bench_gateway [--rounds 5] [--streams 160] [--spread 0] [--peers FOLDER]
+    [--thunderagent CHECKOUT [--thunderagent-python PYTHON]]
 
 Two engines of known timing (`bench_stub.c`) stand behind every arm. Arms take turns in each round,
 so that whatever else the machine does meets all of them. Shown: medians over rounds of what an arm
 adds to the time to first token of the direct arm in the same round, of its 99th percentile, and
 of its CPU time a relayed chunk (start-up left out: CPU is read before and after the load).
 
-The arms: `direct`, `agentsched` (round-robin), and those of vllm-router and smg whose programs are
-in FOLDER or on PATH. More with --arm NAME=COMMAND; in COMMAND {port}, {url1}, {url2} are filled in.
-Needs a C compiler and Linux.
+The arms: `direct`, `agentsched` (round-robin), and those of vllm-router, smg and litellm whose
+programs are in a FOLDER (--peers may be repeated) or on PATH; `thunderagent` if a checkout of its
+repository is given, with an interpreter that has fastapi, httpx and uvicorn. More with
+--arm NAME=COMMAND; in COMMAND {port}, {extra} (a second free port), {url1}, {url2} and {config}
+(LiteLLM's configuration for both engines) are filled in. Needs a C compiler and Linux.
 """
 
 from __future__ import annotations
@@ -42,7 +45,14 @@ PEERS = {
     "--policy round_robin --prometheus-port {extra}",
     "smg": "{program} launch --host 127.0.0.1 --port {port} --worker-urls {url1} {url2} "
     "--policy round_robin --prometheus-port {extra}",
+    "litellm": "{program} --config {config} --host 127.0.0.1 --port {port} --num_workers 1",
 }
+ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it fetches its price list at each start
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    "PYTHONUNBUFFERED": "1",
+}
+"""Of every arm; what is not a program's own it does not look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +74,16 @@ def main() -> None:
     parser.add_argument(
         "--spread", type=float, default=0.0, help="start the streams over so many seconds"
     )
-    parser.add_argument("--peers", type=Path, default=None)
+    parser.add_argument("--peers", type=Path, action="append", default=[])
+    parser.add_argument("--thunderagent", type=Path, default=None, metavar="CHECKOUT")
+    parser.add_argument("--thunderagent-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--arm", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--only", default=None, help="arms to run, with commas between")
     parser.add_argument("--json", type=Path, default=None, help="also write every figure here")
     given = parser.parse_args()
     commands = {"agentsched": _own_command(), **_peer_commands(given.peers)}
+    if given.thunderagent is not None:
+        commands["thunderagent"] = _thunderagent(given.thunderagent, given.thunderagent_python)
     commands |= dict(text.split("=", 1) for text in given.arm)
     if given.only is not None:
         commands = {name: commands[name] for name in given.only.split(",")}
@@ -94,14 +108,45 @@ def _own_command() -> str:
     )
 
 
-def _peer_commands(folder: Path | None) -> dict[str, str]:
+def _peer_commands(folders: Sequence[Path]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, command in PEERS.items():
-        program = shutil.which(name, path=str(folder)) if folder is not None else None
-        program = program or shutil.which(name)
+        places = [str(folder) for folder in folders]
+        programs = [shutil.which(name, path=place) for place in places] + [shutil.which(name)]
+        program = next((each for each in programs if each is not None), None)
         if program is not None:
             found[name] = command.replace("{program}", shlex.quote(program))
     return found
+
+
+def _thunderagent(checkout: Path, python: str) -> str:
+    """Its program, as a plain proxy: without program ids its scheduler has nothing to go by."""
+    if not (checkout / "ThunderAgent" / "__main__.py").is_file():
+        sys.exit(f"{checkout} is no checkout of ThunderAgent: give the folder of its repository")
+    return (
+        f"env PYTHONPATH={shlex.quote(str(checkout))} {shlex.quote(python)} -m ThunderAgent "
+        "--host 127.0.0.1 --port {port} --backends {url1},{url2} --router default"
+    )
+
+
+def _litellm_config(stubs: Sequence[Server], folder: Path) -> Path:
+    """Both engines as deployments of one model. JSON is YAML too."""
+    models = [
+        {
+            "model_name": "stub",
+            "litellm_params": {
+                "model": "hosted_vllm/stub",
+                "api_base": f"{stub.url}/v1",
+                "api_key": "none",
+            },
+        }
+        for stub in stubs
+    ]
+    settings = {"routing_strategy": "simple-shuffle", "num_retries": 0}
+    path = folder / "litellm.yaml"
+    config = {"model_list": models, "router_settings": settings}
+    path.write_text(json.dumps({**config, "litellm_settings": {"telemetry": False}}))
+    return path
 
 
 # Programs.
@@ -112,7 +157,12 @@ def _started(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byt
     """A program in a group of its own, ended with all it started."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, process_group=0, cwd=HERE.parent
+            command,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+            cwd=HERE.parent,
+            env={**os.environ, **ENVIRONMENT},
         )
         try:
             yield process
@@ -144,7 +194,13 @@ def _stub(folder: Path) -> Iterator[Server]:
 @contextmanager
 def _router(name: str, command: str, stubs: list[Server], folder: Path) -> Iterator[Server]:
     port, log = _free_port(), folder / f"{name}.log"
-    filled = command.format(port=port, extra=_free_port(), url1=stubs[0].url, url2=stubs[1].url)
+    filled = command.format(
+        port=port,
+        extra=_free_port(),
+        url1=stubs[0].url,
+        url2=stubs[1].url,
+        config=_litellm_config(stubs, folder),
+    )
     with _started(shlex.split(filled), log) as process:
         server = Server(name, f"http://127.0.0.1:{port}", process)
         _wait_ready(server, log)
