@@ -127,6 +127,57 @@ def test_a_router_that_ends_in_the_run_fails_the_front(tmp_path: Path) -> None:
     run(test)
 
 
+THUNDER = """
+import http.server, json, sys
+given = dict(zip(sys.argv, sys.argv[1:]))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, body):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+    def do_GET(self):
+        self.answer({"backends": given["--backends"].split(",")})
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        print("asked", self.path, body.get("program_id"), flush=True)
+        self.answer(body)
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
+"""
+
+
+def test_thunderagent_runs_from_a_checkout_and_is_told_its_programs(tmp_path: Path) -> None:
+    package = tmp_path / "checkout" / "ThunderAgent"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(THUNDER)
+
+    async def test() -> None:
+        async with emulated(2) as replicas:
+            front = find_router("thunderagent", {"program": str(package.parent)}, tmp_path)
+            await front.start(replicas)
+            assert front.order == [replica.url for replica in replicas]
+            client = HttpClient(front.url)
+            try:
+                headers = {"x-agentsched-session": "s1"}
+                await post(client, "/v1/chat/completions", chat(), headers)
+                front.release("s1")
+                await asyncio.sleep(0.2)
+            finally:
+                await client.close()
+                await front.close()
+        asked = [line.split()[1:] for line in front.log.read_text().splitlines()]
+        assert asked == [
+            ["/v1/chat/completions", "agentsched-ready"],
+            ["/programs/release", "agentsched-ready"],
+            ["/v1/chat/completions", "s1"],
+            ["/programs/release", "s1"],
+        ]
+
+    run(test)
+
+
 STUBBORN = """
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

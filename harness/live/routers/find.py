@@ -37,7 +37,7 @@ def find_router(
 
     Args:
         target: its name, with a policy of its own after a colon: `vllm-router:cache_aware`.
-        settings: by name; `agentsched list routers` and docs/routers.md say which there are.
+        settings: by name; docs/routers.md says which there are.
         folder: for its log and configuration; None: a temporary one.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -58,7 +59,8 @@ class ThunderAgentRouter(Router):
         return words + (["--use-acting-token-decay"] if settings.use_acting_token_decay else [])
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        return {"PYTHONPATH": str(self.settings.program), "PYTHONUNBUFFERED": "1"}
+        checkout = Path(self.settings.program or "").expanduser().resolve()
+        return {"PYTHONPATH": str(checkout), "PYTHONUNBUFFERED": "1"}
 
     def knows(self, page: Any, replicas: Any) -> bool:
         return all(replica.url in page["backends"] for replica in replicas)
