@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from agentsched import AgentschedError
 from harness.live.engines.energy_integral import Energy, EnergyIntegral
 from harness.live.engines.nvml import Nvml, NvmlMissingError
-from harness.live.engines.power_caps import PowerCaps
+from harness.live.engines.power_caps import PowerCaps, caps_folder, restore_those_left
 from harness.live.engines.telemetry import (
     COUNTER_SOURCE,
     INTEGRAL_SOURCE,
@@ -194,6 +195,21 @@ def test_caps_are_set_and_put_back() -> None:
     caps.restore()
     assert fake.limits == {0: 700_000, 1: 700_000}
     assert fake.open == 0
+
+
+def test_caps_of_a_killed_run_are_put_back_by_the_next() -> None:
+    fake = FakeNvml(2)
+    PowerCaps(fake).set({1: 350})  # and never restored
+    (note,) = caps_folder().iterdir()
+    assert restore_those_left(fake) == {}  # its owner, this process, lives
+    facts = json.loads(note.read_text("ascii"))
+    note.write_text(json.dumps({**facts, "owner": [facts["owner"][0], 1]}), "ascii")
+    assert restore_those_left(fake) == {"1": 700}
+    assert fake.limits == {0: 700_000, 1: 700_000}
+    assert list(caps_folder().iterdir()) == []
+    note.write_text(json.dumps({**facts, "boot": "another"}), "ascii")
+    assert restore_those_left(FakeNvml(1, broken="not asked")) == {}
+    assert list(caps_folder().iterdir()) == []
 
 
 def test_no_caps_touch_nothing() -> None:

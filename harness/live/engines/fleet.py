@@ -20,7 +20,7 @@ from harness.live.engines.gpu_machine import local_gpus
 from harness.live.engines.kinds import EngineKind, Environment, find_engine, usable_environment
 from harness.live.engines.layout import Place, is_free, lay_out
 from harness.live.engines.local_model import with_local_model
-from harness.live.engines.power_caps import PowerCaps
+from harness.live.engines.power_caps import PowerCaps, restore_those_left
 from harness.live.engines.probe import EngineProbe, probe_text
 from harness.live.engines.process import LeashedProcess, sweep
 from harness.live.engines.settings import EngineSettings
@@ -110,6 +110,7 @@ class EngineFleet:
         )
         try:
             if settings.set_power_caps:
+                restore_those_left()
                 self._caps.set(self._power_caps())
             self._replicas = [self._replica(place, settings) for place in self.places]
             for replica in self._replicas:
@@ -144,13 +145,19 @@ class EngineFleet:
         }
 
     def close(self) -> None:
-        """Stop all, restore power caps. May be called twice."""
-        for replica in self._replicas:
-            replica.process.ask_to_stop()
-        for replica in self._replicas:
-            replica.process.stop()
-        self._caps.restore()
-        self.close_runtime()
+        """Stop all, restore power caps. May be called twice.
+
+        Raises:
+            AgentschedError: a power cap could not be restored.
+        """
+        try:
+            for replica in self._replicas:
+                replica.process.ask_to_stop()
+            for replica in self._replicas:
+                replica.process.stop()
+        finally:
+            self.close_runtime()
+            self._caps.restore()
 
     def close_runtime(self) -> None:
         shutil.rmtree(self._runtime, ignore_errors=True)
