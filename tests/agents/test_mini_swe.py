@@ -146,6 +146,12 @@ def test_an_agent_at_its_step_limit_is_no_failure(tmp_path: Path) -> None:
     assert len(cell.records.turns) == 3
 
 
+def test_models_without_tool_calls_write_their_commands(tmp_path: Path) -> None:
+    cell = played(tmp_path, sessions=1, workers=1, model_class="litellm_textbased")
+    assert cell.played.facts["agent_outcomes"] == {"Submitted": 1}
+    assert cell.played.facts["agent_reward_mean"] == 1.0
+
+
 DOCKER = """#!/bin/sh
 # Says what it was asked, and runs commands here.
 echo "$@" >> {log}

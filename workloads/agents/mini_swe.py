@@ -85,7 +85,8 @@ class MiniSweSettings:
     max_tokens: int | None = None
     """Longest answer, in tokens, sent with every call; None: not sent."""
     config: str | None = None
-    """Configuration file of mini-swe-agent; None: its own swebench.yaml."""
+    """Configuration file of mini-swe-agent; None: its own swebench.yaml, or
+    swebench_backticks.yaml for text-based models."""
     python: str | None = None
     """Interpreter that has mini-swe-agent; None: the one that runs agentsched."""
     script: str | None = None
@@ -125,6 +126,11 @@ class MiniSweSettings:
         if self.environment != "auto":
             return self.environment
         return "bubblewrap" if self.tasks == STANDIN or self.repos is not None else "docker"
+
+    @property
+    def text_based(self) -> bool:
+        """Commands come in the text of answers, not as tool calls."""
+        return self.model_class.endswith("_textbased")
 
 
 def read_settings(given: Mapping[str, Any]) -> MiniSweSettings:
@@ -229,7 +235,9 @@ class MiniSwe:
         if wanted.script is not None:
             return write_script(path, recorded_scripts(Path(wanted.script)))
         if wanted.tasks == STANDIN:
-            return write_script(path, [line for t in standin_tasks() for line in standin_script(t)])
+            text = wanted.text_based
+            lines = (line for t in standin_tasks() for line in standin_script(t, text=text))
+            return write_script(path, lines)
         return None
 
     def _settings(self, given: Mapping[str, Any]) -> MiniSweSettings:

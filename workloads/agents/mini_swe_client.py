@@ -126,7 +126,10 @@ def _config(
     assignment: Assignment, settings: MiniSweSettings, folder: Path, instance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The runner's configuration: its own file, and what this session sets."""
-    base = get_config_from_spec(settings.config or str(swebench.DEFAULT_CONFIG_FILE))
+    file = swebench.DEFAULT_CONFIG_FILE
+    if settings.text_based:
+        file = file.with_name("swebench_backticks.yaml")
+    base = get_config_from_spec(settings.config or str(file))
     calls: dict[str, Any] = {
         "api_base": f"{assignment.base_url}/v1",
         "api_key": "none",

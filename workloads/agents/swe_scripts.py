@@ -8,7 +8,7 @@ stand-in tasks, are made here and really solve them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,13 @@ MATCH_CHARS = 200
 """Of a recorded task's text, enough to tell it from others."""
 
 
-def standin_script(task: StandIn) -> list[Line]:
-    """The answers to one stand-in task, from a look at the files to the submitted patch."""
+def standin_script(task: StandIn, *, text: bool = False) -> list[Line]:
+    """The answers to one stand-in task, from a look at the files to the submitted patch.
+
+    Args:
+        text: commands stand in the text, as mini-swe-agent's text-based models write them,
+            instead of in tool calls.
+    """
     path, test = task.module, "tests/test_core.py"
     replace = (
         "python3 - <<'EOF'\n"
@@ -52,12 +57,18 @@ def standin_script(task: StandIn) -> list[Line]:
         ("THOUGHT: I check the patch before I submit it.", ["cat patch.txt"]),
         ("THOUGHT: It holds what I changed and nothing else. I submit it.", [SUBMIT]),
     ]
-    return [_line(task.title, text, commands) for text, commands in steps]
+    form = _fenced if text else _line
+    return [form(task.title, thought, commands) for thought, commands in steps]
 
 
-def _line(task: str, content: str, commands: Iterable[str]) -> Line:
+def _line(task: str, content: str, commands: Sequence[str]) -> Line:
     calls = [{"name": "bash", "arguments": {"command": command}} for command in commands]
     return {"task": task, "content": content, "tool_calls": calls}
+
+
+def _fenced(task: str, content: str, commands: Sequence[str]) -> Line:
+    command = " && ".join(commands)
+    return {"task": task, "content": f"{content}\n\n```mswea_bash_command\n{command}\n```"}
 
 
 def recorded_scripts(folder: Path) -> Iterator[Line]:
