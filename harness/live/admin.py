@@ -129,6 +129,7 @@ class Admin:
             shown.append(
                 {
                     "id": replica.id,
+                    "role": replica.role,
                     "healthy": replica.healthy,
                     "capacity_tokens": replica.capacity_tokens,
                     "in_flight": replica.in_flight,

@@ -13,6 +13,7 @@ import orjson
 
 from agentsched import InputError
 from harness.live.dialect import Reading, RequestError, encode
+from harness.live.gauges import KvTransfers
 from harness.live.words import BYTES_PER_TOKEN, words
 from schedulers.types import ReplicaSample
 
@@ -188,8 +189,14 @@ def _script_line(path: Path, number: int, text: bytes) -> ScriptLine:
     return ScriptLine(content, calls, tokens, task)
 
 
-def engine_metrics(sample: ReplicaSample, model: str, block_size: int, blocks: int) -> bytes:
-    """vLLM's metrics page for a sample."""
+def engine_metrics(
+    sample: ReplicaSample,
+    model: str,
+    block_size: int,
+    blocks: int,
+    kv: KvTransfers | None = None,
+) -> bytes:
+    """vLLM's metrics page for a sample, with what its NIXL connector adds."""
     label = f'{{engine="0",model_name="{model}"}}'
     rows = [
         ("num_requests_running", "gauge", sample.running),
@@ -202,6 +209,11 @@ def engine_metrics(sample: ReplicaSample, model: str, block_size: int, blocks: i
         ("generation_tokens_total", "counter", sample.generation_tokens),
     ]
     lines: list[str] = []
+    if kv is not None:
+        for name, total in (("xfer_time_seconds", kv.seconds), ("bytes_transferred", kv.bytes)):
+            lines.append(f"# TYPE vllm:nixl_{name} histogram")
+            lines.append(f"vllm:nixl_{name}_sum{label} {total}")
+            lines.append(f"vllm:nixl_{name}_count{label} {kv.count}")
     for name, kind, value in rows:
         lines += [f"# TYPE vllm:{name} {kind}", f"vllm:{name}{label} {value}"]
     lines += [

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from harness.live.clock import Clock
+from harness.live.gauges import KvTransfers
 from harness.sim.clock import Priority
 from harness.sim.links import Fabric, LinkSpec
 
@@ -61,6 +62,8 @@ class KvExchange:
     link: LinkSpec
     bytes_per_token: Mapping[str, float]
     fabric: Fabric = field(init=False)
+    received: dict[str, KvTransfers] = field(default_factory=dict)
+    """By replica; time and bytes of transfers that have begun."""
     _kept: dict[str, Kept] = field(default_factory=dict)
     _taken: dict[str, Kept] = field(default_factory=dict)
     _waiting: dict[str, Callable[[Kept | None], None]] = field(default_factory=dict)
@@ -123,7 +126,13 @@ class KvExchange:
     def transfer(self, source: str, target: str, tokens: int) -> int:
         """Start to copy so many tokens now; returns when the last byte has arrived."""
         size = max(self._size(target, tokens), self._size(source, tokens))
-        return self.fabric.transfer(source, target, size, self.clock.now)
+        now = self.clock.now
+        done = self.fabric.transfer(source, target, size, now)
+        had = self.received.get(target, KvTransfers(0, 0.0, 0))
+        self.received[target] = KvTransfers(
+            had.count + 1, had.seconds + (done - now) / 1e9, had.bytes + size
+        )
+        return done
 
     def counters(self) -> dict[str, float]:
         """Totals, by the simulator's names."""

@@ -48,7 +48,9 @@ class Pages:
         replica.advance()
         sample = replica.engine.sample()
         block = replica.engine.params.block_size
-        return engine_metrics(sample, replica.settings.model, block, self._kv_blocks)
+        exchange = replica.exchange
+        kv = exchange.received.get(replica.name) if exchange is not None else None
+        return engine_metrics(sample, replica.settings.model, block, self._kv_blocks, kv)
 
     def _models(self) -> bytes:
         settings = self._replica.settings

@@ -61,3 +61,9 @@ def _rows(gateway: Gateway, gauges: Mapping[str, Gauges]) -> Iterator[Row]:
             seen = getattr(page.sample, field)
             if seen is not None:
                 yield f"engine_{field}", "gauge", {"replica": name}, seen
+    for name, page in gauges.items():
+        if page.kv is not None:
+            label = {"replica": name}
+            yield "engine_kv_transfers_total", "counter", label, page.kv.count
+            yield "engine_kv_transfer_seconds_total", "counter", label, page.kv.seconds
+            yield "engine_kv_transfer_bytes_total", "counter", label, page.kv.bytes

@@ -32,9 +32,21 @@ _NAMES: dict[str, str] = {
     "sglang:generation_tokens": "generation_tokens",
     "sglang:cached_tokens": "prefix_hits",
     "sglang:max_total_num_tokens": "capacity",
+    "vllm:nixl_xfer_time_seconds_count": "transfers",
+    "vllm:nixl_xfer_time_seconds_sum": "transfer_s",
+    "vllm:nixl_bytes_transferred_sum": "transfer_bytes",
 }
 _CONFIG = "vllm:cache_config_info"
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransfers:
+    """KV that a replica has got from others since it started."""
+
+    count: int
+    seconds: float
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,8 @@ class Gauges:
 
     sample: ReplicaSample
     capacity_tokens: int | None
+    kv: KvTransfers | None = None
+    """None: it reports none."""
 
 
 def read_gauges(page: str) -> Gauges:
@@ -72,7 +86,15 @@ def read_gauges(page: str) -> Gauges:
         prompt_tokens=_total(found, "prompt_tokens"),
         generation_tokens=_total(found, "generation_tokens"),
     )
-    return Gauges(sample, capacity or None)
+    return Gauges(sample, capacity or None, _transfers(found))
+
+
+def _transfers(found: dict[str, list[float]]) -> KvTransfers | None:
+    count = _total(found, "transfers")
+    if count is None:
+        return None
+    seconds = math.fsum(found.get("transfer_s", ()))
+    return KvTransfers(count, seconds, _total(found, "transfer_bytes") or 0)
 
 
 def _samples(page: str) -> Iterator[tuple[str, str, float]]:

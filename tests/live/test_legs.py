@@ -21,7 +21,7 @@ from harness.live.legs import REMOTE_DECODE, Bootstrap, prefill_body
 from harness.live.polling import server_info_bootstrap
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
 from harness.live.wire import Exchange, Request
-from tests.live.rig import Rig, chat, engines, get, post, rig, run
+from tests.live.rig import KV_BYTES, Rig, chat, engines, get, post, rig, run
 
 SPLIT = engines(roles=("prefill", "decode"))
 LONG = "word " * 400
@@ -70,7 +70,16 @@ def test_prompt_on_one_replica_answer_on_the_other(bootstrap: bool, stream: bool
             exchange = r.fleet.replicas[0].exchange
             assert exchange is not None
             assert exchange.counters()["kv.transfers"] == 1
-            page = (await get(r.admin, "/metrics")).body.decode()
+            # 100 kB a token at 10 GB/s. The gateway hears of it with its next poll.
+            copied = exchange.received["e1"]
+            assert copied.bytes == pytest.approx((prompt - 1) * KV_BYTES, abs=KV_BYTES * 16)
+            assert copied.seconds == pytest.approx(copied.bytes / 10e9)
+            shown = (
+                'agentsched_engine_kv_transfers_total{scheduler="disaggregated",replica="r1"} 1'
+            )
+            async with asyncio.timeout(5):
+                while shown not in (page := (await get(r.admin, "/metrics")).body.decode()):
+                    await asyncio.sleep(0.02)
             for name in ("prefill_legs_total", "kv_handovers_total"):
                 assert f'agentsched_{name}{{scheduler="disaggregated"}} 1\n' in page
             assert r.served.driver.legs.prefill_ns > 0
