@@ -183,6 +183,9 @@ def parse_gate(text: str) -> Gate:
 
 
 def _trip(gate: Gate, pair: Pair) -> list[str]:
+    invalid = [why for group, name in pair.sides for why in group.invalid_of(name)]
+    if invalid:
+        return [f"`{gate.text}` cannot be evaluated for {pair.name}: invalid: {invalid[0]}"]
     change = pair.change(gate.metric)
     if gate.relative:
         value, shown = change.percent, signed

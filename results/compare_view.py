@@ -97,9 +97,12 @@ def notes(comparison: Comparison) -> list[str]:
             f"The runs are not of the same kind: a change from {before.label} to {after.label} "
             "holds the difference between the two kinds as well."
         )
-    for pair in comparison.pairs:
-        for group, _ in pair.sides:
-            lines += [f"{pair.name}: not to be used: {why}" for why in group.invalid]
+    lines += dict.fromkeys(
+        f"Not to be used: {run.path}, {group.title}, {why}."
+        for pair in comparison.pairs
+        for run, (group, _) in zip((before, after), pair.sides, strict=True)
+        for why in group.invalid
+    )
     changes = [pair.change(metric) for pair in comparison.pairs for metric in comparison.metrics]
     counts = {change.n for change in changes if change.n}
     if any(change.n == 0 and change.percent is not None for change in changes):

@@ -98,6 +98,9 @@ class Group:
     def label_of(self, scheduler: str) -> Label:
         return self.labels.get(scheduler, self.label)
 
+    def invalid_of(self, scheduler: str) -> list[str]:
+        return [why for why in self.invalid if why.startswith(f"{scheduler}, seed ")]
+
     @property
     def kind(self) -> str:
         """What the figures are, in words: `measured`, `measured; vllm-router external`."""

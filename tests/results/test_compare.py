@@ -131,6 +131,28 @@ def test_a_gate_on_an_unknown_metric() -> None:
         parse_gate("speed > 1")
 
 
+def test_kinds_and_invalid_cells_stand_with_what_is_compared(tmp_path: Path) -> None:
+    before = made(tmp_path / "a", {0: 1.0, 1: 2.0})
+    made(tmp_path / "b", {0: 1.1, 1: 2.2}, label="measured")
+    for place in (tmp_path / "b" / "cells").glob("*/summary.json"):
+        summary = json.loads(place.read_text())
+        facts = {"invalid": "the client was the bottleneck"}
+        place.write_text(json.dumps(summary | {"label": "external", "facts": facts}))
+    found = compare(before, load_run(tmp_path / "b"), PLAIN)
+    assert "w, 1 worker, s (simulated -> external)" in comparison_to_text(found, 80)
+    text = comparison_to_markdown(found)
+    assert "### w, 1 worker, s (simulated -> external)" in text
+    invalid = f"Not to be used: {tmp_path / 'b'}, w, 1 worker, s, seed 0: the client was the b"
+    assert text.count(invalid) == 1
+    gated = compare(before, load_run(tmp_path / "b"), PLAIN, ["ttft_mean > 99"])
+    with pytest.raises(GateFailedError, match="cannot be evaluated for w, 1 worker, s: invalid"):
+        gated.check()
+    rows = list(csv.DictReader(io.StringIO(comparison_to_csv(found))))
+    assert {(row["label_before"], row["label_after"]) for row in rows} == {
+        ("simulated", "external")
+    }
+
+
 def test_views(tmp_path: Path) -> None:
     before = load_run(write_run(tmp_path / "a", schedulers=["tao"], seeds=3))
     after = load_run(write_run(tmp_path / "b", schedulers=["tao"], seeds=3, sessions=10))
