@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.profile_distances import BEGIN, END, main
+from workloads.profiles.generate import generate
 
 
 def _recordings(folder: Path) -> list[str]:
@@ -34,13 +35,10 @@ def _recordings(folder: Path) -> list[str]:
 def test_tables_go_between_the_marks_of_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scripts import profile_distances
-
-    generate = profile_distances.generate
     monkeypatch.setattr(
-        profile_distances, "generate",
+        "scripts.profile_distances.generate",
         lambda name, sessions, seed: generate(name, sessions=20, seed=seed),
-    )  # fmt: skip
+    )
     arguments = _recordings(tmp_path)
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
