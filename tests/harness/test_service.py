@@ -65,6 +65,8 @@ def test_two_legs_to_the_nanosecond() -> None:
     assert first.finished == arrive + 31 * MS
     assert (first.replica, first.prefill_replica, first.cached_tokens) == ("r1", "r0", 0)
     assert scheduler.legs[0].now == 42 * MS
+    times = (first.prefilled, first.kv_sent, first.kv_received)
+    assert times == (42 * MS, 42 * MS + NOTICE, arrive), "as the record of the turn has them"
     # 16 new tokens: 26 ms; 16 MB: 3.2 + 1 ms; then 11 and 10 ms.
     start = first.finished
     assert second.first_token == start + 26 * MS + NOTICE + 4_200_000 + 11 * MS
@@ -108,6 +110,10 @@ def test_a_shared_store_by_hand() -> None:
     assert (first.cached_tokens, first.finished) == (0, 62 * MS)
     assert second.first_token == 62 * MS + NS + NOTICE + 2 * MS + 6_400_000 + 26 * MS
     assert second.cached_tokens == 32
+    assert (first.prefilled, first.kv_sent, first.kv_received) == (None, None, None)
+    asked = 62 * MS + NS + NOTICE
+    assert (second.prefilled, second.kv_sent) == (None, asked)
+    assert second.kv_received == asked + 2 * MS + 6_400_000
     counters = played.driver.service_counters()
     # Written: 34 tokens make 2 chunks of 16; then 48 + 2 - 1 = 49 make 3, of which 1 is new.
     assert counters["store.hit_tokens"] == 32
