@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentsched import AgentschedError
-from harness.live.routers import guard
+from harness.live.engines.process import LeashedProcess
 
 WATCH_S = 0.2
 """How often it is looked whether the process still runs."""
+GRACE_S = 3.0
+"""From asking it to end until it is killed. Our choice."""
 TAIL_LINES = 12
 PORT_TAKEN = ("address already in use", "addrinuse", "address in use")
 
@@ -26,7 +23,7 @@ class RouterError(AgentschedError):
 
 
 class RouterProcess:
-    """One program under a guard, so that it ends when this process does, however that happens.
+    """One program on a leash: it ends when this process does, however that happens.
 
     Args:
         log: what the program prints goes to the end of this file.
@@ -35,40 +32,25 @@ class RouterProcess:
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> None:
-        self.name, self.command, self.log = name, list(command), log
+        self.name, self.log = name, log
         self._log_start = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-E", "-s", guard.__file__, *command],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                process_group=0,
-            )
+        self._process = LeashedProcess(name, command, environment, log, GRACE_S)
+        self._process.start()
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        return self._process.running
 
     async def ended(self) -> int:
         """Returns with the exit code once it has ended by itself."""
         while self.running:
             await asyncio.sleep(WATCH_S)
-        code = self._process.returncode
+        code = self._process.exit_code
         return code if code is not None else 1
 
     async def close(self) -> None:
         """End it, if need be by force; returns when all of it is gone. May be called twice."""
-        stdin = self._process.stdin
-        if stdin is not None and not stdin.closed:
-            stdin.close()
-        until = time.monotonic() + guard.GRACE_S + 2.0
-        while self.running and time.monotonic() < until:
-            await asyncio.sleep(WATCH_S / 10)
-        if self.running:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        await asyncio.to_thread(self._process.stop)
 
     def printed(self) -> list[str]:
         """Lines that it wrote, without those that are empty."""
