@@ -51,7 +51,7 @@ def _view(state: dict[str, Any], rate: dict[str, float]) -> RenderableType:
     for head in heads:
         table.add_column(head, justify="left" if head == "replica" else "right")
     for replica in state["replicas"]:
-        role = "" if replica["role"] == "mixed" else f" {replica['role']}"
+        role = "" if replica.get("role", "mixed") == "mixed" else f" {replica['role']}"
         name = f"{replica['id']}{role}{'' if replica['healthy'] else ' (down)'}"
         queries, hits = replica["prefix_queries"], replica["prefix_hits"]
         share = None if not queries or hits is None else hits / queries

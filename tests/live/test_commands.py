@@ -119,6 +119,31 @@ def test_from_engines_to_a_verified_log(tmp_path: Path, trace: Path) -> None:
     assert '"label": "measured"' in summary or '"label":"measured"' in summary
 
 
+def test_prefill_and_decode_on_different_engines(tmp_path: Path, trace: Path) -> None:
+    """ConServe over four emulated engines; their KV events are followed as well."""
+    emulator, gateway = tmp_path / "emulate.log", tmp_path / "serve.log"
+    events, runs = tmp_path / "events.jsonl", tmp_path / "run"
+    port = free_ports(14)
+    words = ("emulate", "--topology", "1p3d-h100", "--port", str(port), "--speed", "5")
+    with started(emulator, *words, "--kv-events-port", str(port + 6)) as engines:
+        first, *others = urls(emulator, 4)
+        backends = ["--prefill", first, *(f"--decode={url}" for url in others)]
+        follow = [f"--kv-events=tcp://127.0.0.1:{port + 6 + i}" for i in range(4)]
+        serve = ("serve", "--scheduler", "conserve", *backends, *follow, "--port", str(port + 4))
+        with started(gateway, *serve, "--event-log", events) as served:
+            url, admin = urls(gateway, 2)
+            played = done("replay", trace, "--url", url, "--workers", "3", "-o", runs)
+            assert played.returncode in (0, 3), played.stderr  # 3: this machine is too busy
+            assert re.search(r"turns ended +6\b", played.stdout)
+            shown = done("top", admin, "--once")
+            assert "r0 prefill" in shown.stdout
+            assert "r3 decode" in shown.stdout
+            assert stop(served) == 0
+        assert stop(engines) == 0
+    assert events.read_text().count('"event":"LegFinished"') == 3  # once a conversation
+    assert done("verify-log", events).returncode == 0
+
+
 def test_record_writes_a_trace_that_reads_back(tmp_path: Path, trace: Path) -> None:
     emulator, gateway = tmp_path / "emulate.log", tmp_path / "record.log"
     out, port = tmp_path / "recorded.jsonl", free_ports(6)
@@ -137,6 +162,8 @@ def test_record_writes_a_trace_that_reads_back(tmp_path: Path, trace: Path) -> N
 
 def test_mistakes_are_told_in_a_line(tmp_path: Path, trace: Path) -> None:
     for words, code, said in (
+        (("serve",), 2, "no engine to serve"),
+        (("serve", "--prefill", "http://127.0.0.1:1"), 2, "no engine to serve"),
         (("serve", "--backend", "nonsense"), 2, "not the address of a server"),
         (("serve", "--backend", "http://127.0.0.1:1", "--scheduler", "x"), 2, "unknown scheduler"),
         (("serve", "--backend", "http://127.0.0.1:1", "--wait", "0"), 1, "does not answer"),
