@@ -140,6 +140,16 @@ def test_lower_limits_of_whoever_starts_it_stay(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
+def test_processes_inside_cannot_put_themselves_in_its_place(tmp_path: Path) -> None:
+    async def act(made: Machine) -> None:
+        done = await made.execute("cd /run/agentsched && rm control.sock && ln -s /x control.sock")
+        assert done.status == 0
+        assert (await made.execute("echo still here")).stdout == "still here\n"
+
+    inside(tmp_path, act)
+
+
+@needs_bubblewrap
 def test_slow_and_abandoned_commands_end(tmp_path: Path) -> None:
     async def act(made: Machine) -> None:
         slow = await made.execute("echo begun; sleep 1000", timeout_s=0.3)

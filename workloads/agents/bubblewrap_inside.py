@@ -1,13 +1,15 @@
-"""What runs inside a sandbox: carries out commands and file transfers, and relays connections.
+"""What runs inside a sandbox: carries out commands and file transfers.
 
-    python bubblewrap_inside.py CONTROL.sock [PORT=RELAY.sock]
+    python bubblewrap_inside.py CONTROL.sock
 
 One connection to the control socket is one request: a line of JSON, then for `put` a tar archive.
     {"op": "exec", "command", "cwd", "env", "timeout_s"} -> {"rc", "stdout", "stderr"}
     {"op": "put", "path"} + tar                          -> {} ; the members are laid below `path`
     {"op": "get", "path"}                                -> {} + tar, or {"error"}
-A caller that goes away ends its command. With PORT=RELAY.sock, connections to 127.0.0.1:PORT are
-carried to that Unix socket, which is the only way out. Standard library only, Python >= 3.9.
+    {"op": "listen", "port"}                             -> {} with a listening socket
+A caller that goes away ends its command. `listen` hands out a socket of the sandbox's loopback:
+who holds it takes connections from inside, and is the only way out. Standard library only,
+Python >= 3.9.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ class Request(socketserver.StreamRequestHandler):
         try:
             if asked["op"] == "exec":
                 self._tell(self._execute(asked))
+            elif asked["op"] == "listen":
+                self._listen(asked["port"])
             elif asked["op"] == "put":
                 self._put(asked["path"])
             else:
@@ -90,6 +94,10 @@ class Request(socketserver.StreamRequestHandler):
         process.wait()
         return GONE if ready else TIMED_OUT
 
+    def _listen(self, port: int) -> None:
+        with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
+            socket.send_fds(self.connection, [b"{}\n"], [listener.fileno()])
+
     def _put(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
         with tarfile.open(fileobj=self.rfile, mode="r|") as archive:
@@ -130,43 +138,11 @@ class Control(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 64
 
 
-def relay(port: int, path: str) -> None:
-    """Carry connections to 127.0.0.1:`port` to the Unix socket at `path`, for ever."""
-    listener = socket.create_server(("127.0.0.1", port), backlog=64)
-
-    def accept() -> None:
-        while True:
-            inside, _ = listener.accept()
-            outside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                outside.connect(path)
-            except OSError:
-                inside.close()
-                continue
-            inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for source, target in ((inside, outside), (outside, inside)):
-                threading.Thread(target=_carry, args=(source, target), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-
-
-def _carry(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    for end, how in ((target, socket.SHUT_WR), (source, socket.SHUT_RD)):
-        with suppress(OSError):
-            end.shutdown(how)
-
-
 def main(arguments: list[str]) -> None:
     """Serve until killed."""
-    control, *relays = arguments
+    (control,) = arguments
     _limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
-    for given in relays:
-        port, _, path = given.partition("=")
-        relay(int(port), path)
     # Bound under another name first: the caller connects as soon as it sees the socket.
     with Control(f"{control}.new", Request) as server:
         os.rename(f"{control}.new", control)

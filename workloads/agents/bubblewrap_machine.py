@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -68,6 +69,7 @@ class Machine:
         self._program = find_bubblewrap()
         self._outside = _address(gateway) if gateway is not None else None
         self._folder: Path | None = None
+        self._control: int | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._forwarder: asyncio.Server | None = None
         self._carriers: set[asyncio.Task[None]] = set()
@@ -86,12 +88,6 @@ class Machine:
         prepare_root(self._spec.root)
         # Unix socket paths hold some hundred bytes; folders of runs are longer.
         self._folder = Path(tempfile.mkdtemp(prefix="agentsched-"))
-        relays: list[str] = []
-        if self._outside is not None:
-            self._forwarder = await asyncio.start_unix_server(
-                self._forward, self._folder / "gateway.sock"
-            )
-            relays = [f"{self._outside[1]}={_CONTROL}/gateway.sock"]
         python, mounts = python_inside()
         script = Path(bubblewrap_inside.__file__)
         spec = replace(
@@ -99,7 +95,7 @@ class Machine:
             read_only=[*mounts, *self._spec.read_only, (script, "/run/inside.py")],
             writable=[*self._spec.writable, (self._folder, _CONTROL)],
         )
-        command = [python, "-I", "-S", "/run/inside.py", f"{_CONTROL}/control.sock", *relays]
+        command = [python, "-I", "-S", "/run/inside.py", f"{_CONTROL}/control.sock"]
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *sandbox_argv(spec, command, self._program),
@@ -109,11 +105,21 @@ class Machine:
                 start_new_session=True,
             )
         await self._until_up(self._folder / "control.sock")
+        # Held on to: processes inside could lay a link to a socket of the host under its name.
+        self._control = os.open(self._folder / "control.sock", os.O_PATH | os.O_NOFOLLOW)
+        if self._outside is not None:
+            listener = await asyncio.to_thread(_listener, self._path(), self._outside[1])
+            self._forwarder = await asyncio.start_server(self._forward, sock=listener)
 
-    async def _until_up(self, socket: Path) -> None:
+    def _path(self) -> str:
+        if self._control is None:
+            raise SandboxError("the sandbox is not up", "start it first")
+        return f"/proc/self/fd/{self._control}"
+
+    async def _until_up(self, control: Path) -> None:
         assert self._process is not None
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
-        while not socket.exists():
+        while not control.exists():
             late = asyncio.get_running_loop().time() > deadline
             if late or self._process.returncode is not None:
                 said = self._log.read_text(errors="replace")[-1000:].strip()
@@ -186,6 +192,9 @@ class Machine:
             for carrier in list(self._carriers):
                 carrier.cancel()
             await asyncio.gather(*self._carriers, return_exceptions=True)
+        control, self._control = self._control, None
+        if control is not None:
+            os.close(control)
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -197,12 +206,8 @@ class Machine:
     async def _ask(
         self, asked: Mapping[str, Any], body: bytes | None
     ) -> tuple[dict[str, Any], bytes]:
-        if self._folder is None:
-            raise SandboxError("the sandbox is not up", "start it first")
         try:
-            reader, writer = await asyncio.open_unix_connection(
-                self._folder / "control.sock", limit=64 << 20
-            )
+            reader, writer = await asyncio.open_unix_connection(self._path(), limit=64 << 20)
         except OSError as error:
             raise SandboxError(f"the sandbox is gone: {error}", f"see {self._log}") from None
         try:
@@ -252,6 +257,19 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         await writer.drain()
     with suppress(OSError):
         writer.write_eof()
+
+
+def _listener(control: str, port: int) -> socket.socket:
+    """A socket that takes connections to the sandbox's own loopback."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(control)
+        connection.sendall(json.dumps({"op": "listen", "port": port}).encode() + b"\n")
+        answer, passed, _, _ = socket.recv_fds(connection, 65536, 1)
+    if not passed:
+        raise SandboxError(
+            f"no port {port} in the sandbox: {answer.decode()}", "see the log of the sandbox"
+        )
+    return socket.socket(fileno=passed[0])
 
 
 def _address(url: str) -> tuple[str, int]:
