@@ -117,7 +117,7 @@ def _keys(text: str, duration: float) -> dict[str, Any]:
     return {"tool_call_id": text, "function_name": "bash_command", "arguments": arguments}
 
 
-TERMINUS = {
+TERMINUS: dict[str, Any] = {
     "schema_version": "ATIF-v1.8",
     "session_id": "s",
     "agent": {"name": "terminus-2", "version": "2.0"},
@@ -139,7 +139,7 @@ TERMINUS = {
         }
     ],
 }  # fmt: skip
-RESULT = {
+RESULT: dict[str, Any] = {
     "trial_name": "hello__1",
     "environment_setup": {"started_at": "2026-03-01T09:59:00Z",
                           "finished_at": "2026-03-01T09:59:30Z"},
@@ -209,6 +209,17 @@ def test_atif_continued_in_another_file_is_one_session(tmp_path: Path) -> None:
         convert(tmp_path / "trajectory.json")
 
 
+def test_trials_of_a_folder_are_named_by_their_place_and_failed_ones_left_out(
+    tmp_path: Path,
+) -> None:
+    for task in ("a", "b", "c"):
+        steps = TERMINUS["steps"] if task != "b" else [_step(1, "00", "user")]
+        plain = {**TERMINUS, "steps": steps, "subagent_trajectories": []}
+        _document(tmp_path / task / "trial" / "agent" / "trajectory.json", plain)
+        _document(tmp_path / task / "trial" / "result.json", RESULT | {"trial_name": "trial"})
+    assert [s.id for s in convert(tmp_path)] == ["harbor-a/trial", "harbor-c/trial"]
+
+
 def test_bad_atif_is_named(tmp_path: Path) -> None:
     wrong = json.loads(json.dumps(TERMINUS))
     wrong["steps"][1]["timestamp"] = "soon"
@@ -217,8 +228,9 @@ def test_bad_atif_is_named(tmp_path: Path) -> None:
         convert(path)
     assert (caught.value.file, caught.value.field) == (path, "steps[1].timestamp")
     _document(path, TERMINUS | {"steps": [_step(1, "00", "user")]})
-    with pytest.raises(TraceError, match="no step has"):
-        convert(path)
+    for place in (path, tmp_path):
+        with pytest.raises(TraceError, match="prompt_tokens"):
+            convert(place, "atif")
     _document(path, {"schema_version": "1", "steps": [], "agent": {}})
     with pytest.raises(TraceError, match="not an ATIF"):
         convert(path)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentsched import TraceError
 from workloads.model import Session, ToolCall
 from workloads.readers.chain import Call, CommonStart, parallel, turns_of
 from workloads.readers.documents import (
@@ -59,20 +60,39 @@ def read_atif(path: Path, settings: AtifSettings | None = None) -> Iterator[Sess
     the reply: tool time is what passes to the next step, less the time the model would take at the
     speed of the settings. Tools of one step share its time as their stated durations do, or evenly.
     A step with copied context, or without tokens, is no model call; its tools belong to the call
-    before. A trajectory continued in another file is one session.
+    before. A trajectory continued in another file is one session. In a folder, trajectories
+    without a model call (trials that failed at once) are left out.
 
     Raises:
-        TraceError: a file is no ATIF trajectory, or no step of it has tokens.
+        TraceError: a file is no ATIF trajectory, or there is no model call at all.
     """
     choice = settings or AtifSettings()
     start = CommonStart("atif/start")
+    found = False
     for file in find_files(path, "trajectory.json"):
-        document = read_document(file)
-        trial = _result(file)
-        name = short_name(trial.get("trial_name") or document.get("session_id") or "", "")
-        if not name:
-            name = short_name(file.resolve().parent.name, "session")
-        yield from _sessions(document, file, f"harbor-{name}", trial, start, choice)
+        document, trial = read_document(file), _result(file)
+        if not _has_calls(document) and path.is_dir():
+            continue
+        found = True
+        name = f"harbor-{_name(path, file, document, trial)}"
+        yield from _sessions(document, file, name, trial, start, choice)
+    if not found:
+        raise TraceError("no trajectory has prompt_tokens", "name other trials", file=path)
+
+
+def _has_calls(document: Fields) -> bool:
+    return bool(_steps(parts(document, "steps")))
+
+
+def _name(path: Path, file: Path, document: Fields, trial: Fields) -> str:
+    """Of a folder's trajectories, where they lie in it; of one file, what it calls itself."""
+    if path.is_dir():
+        inside = file.relative_to(path).parent
+        inside = inside.parent if inside.name == "agent" else inside
+        if inside.parts:
+            return short_name(inside.as_posix(), "session")
+    own = trial.get("trial_name") or document.get("session_id") or file.resolve().parent.name
+    return short_name(str(own), "session")
 
 
 def _sessions(

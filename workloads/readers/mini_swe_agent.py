@@ -13,6 +13,7 @@ from pathlib import Path
 
 import orjson
 
+from agentsched import TraceError
 from workloads.model import Session, ToolCall
 from workloads.readers.chain import Call, CommonStart, turns_of
 from workloads.readers.documents import (
@@ -56,20 +57,22 @@ def read_mini_swe_agent(path: Path, settings: MiniSettings | None = None) -> Ite
     Tool time is what passes from a reply to the last of its results; the commands of a reply run
     one after another and share it evenly (the trajectory has one time for them all). A reply that
     could not be parsed is a turn without tools. Where the first messages of two trajectories start
-    alike, that start is shared.
+    alike, that start is shared. Trajectories without a reply (agents that failed at once) are left
+    out.
 
     Raises:
-        TraceError: a file is no trajectory, or has no reply; names file and field.
+        TraceError: a file is no trajectory (names file and field), or none has a reply.
     """
     choice = settings or MiniSettings()
     start = CommonStart("mini-swe-agent/template")
     files = find_files(path, f"*{SUFFIX}")
+    found = False
     for file, name in session_names(path, files, SUFFIX):
-        document = read_document(file)
-        messages = parts(document, "messages")
+        messages = parts(read_document(file), "messages")
         replies = _replies(messages)
         if not replies:
-            document.refuse("messages", "the model was never called", "leave the file out")
+            continue
+        found = True
         calls = _calls(replies, choice)
         opening = b"".join(map(_text, messages[: messages.index(replies[0].fields)]))
         yield Session(
@@ -78,6 +81,8 @@ def read_mini_swe_agent(path: Path, settings: MiniSettings | None = None) -> Ite
             workload="mini-swe-agent",
             origin="recorded",
         )
+    if not found:
+        raise TraceError("the model was never called", "name other trajectories", file=path)
 
 
 def _replies(messages: Sequence[Fields]) -> list[_Reply]:
