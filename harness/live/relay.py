@@ -11,39 +11,19 @@ from typing import Any
 import orjson
 
 from harness.control.operations import Dispatch
-from harness.live.dialect import EVENT_STREAM, JSON_TYPE, Dialect, Reading, Reply, encode
+from harness.live.dialect import EVENT_STREAM, JSON_TYPE, Dialect, Reading, Reply
 from harness.live.driver import LiveDriver
 from harness.live.legs import ROOM_BITS, Bootstrap, PrefillLeg, prefill_body
 from harness.live.sse import EventSplitter, StreamError
 from harness.live.texts import Node
 from harness.live.tool_signals import signals
 from harness.live.turns import LiveTurn
+from harness.live.upstream import engine_headers, tools_of
 from harness.live.wire import Call, Exchange, Headers, Request, Sender
-from schedulers.types import ToolSignal, Usage
+from schedulers.types import Usage
 
 RETRIED_STATUS = frozenset({502, 503, 504})
 """Answers of an engine that say it cannot serve just now; the turn is dispatched again."""
-_DROPPED_HEADERS = frozenset(
-    {
-        "accept-encoding",  # what passes must be readable
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "keep-alive",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        # Headers by which routers and engines take a caller's word for where to go.
-        "x-data-parallel-rank",
-        "x-smg-target-worker",
-        "x-prefiller-host-port",
-        "x-data-parallel-host-port",
-    }
-)
 
 
 class Relay:
@@ -124,9 +104,7 @@ class Relay:
             self._send(operation.decode, body)
 
     def _upstream(self, body: bytes) -> Request:
-        headers = {k: v for k, v in self._request.headers.items() if k not in _DROPPED_HEADERS}
-        headers["accept"] = f"{EVENT_STREAM}, application/json"
-        headers.setdefault("content-type", "application/json")
+        headers = engine_headers(self._request.headers)
         return Request("POST", self.dialect.upstream_path, headers, body)
 
     def _send(self, replica: str, body: bytes) -> None:
@@ -320,7 +298,7 @@ class Relay:
         self._exchange.on_gone = None
         usage = self._in_legs(usage or Usage(self.live.turn.prompt.tokens, None, 0))
         self._ended(self, usage)
-        self._driver.finish(self.live, usage, _tools_of(decoded))
+        self._driver.finish(self.live, usage, tools_of(decoded))
         kind = self._headers.get("content-type", "application/json")
         self._exchange.reply(200, [("content-type", kind), *headers], body)
 
@@ -406,18 +384,3 @@ class _Attempt:
     def lost(self, reason: str, *, unreachable: bool) -> None:
         self.over = True
         self._relay.decoder_lost(self._replica, reason, unreachable=unreachable)
-
-
-def _tools_of(body: Any) -> tuple[ToolSignal, ...]:
-    """Tools that an unstreamed chat completion starts."""
-    choices = body.get("choices") if isinstance(body, dict) else None
-    message = choices[0].get("message") if isinstance(choices, list) and choices else None
-    calls = message.get("tool_calls") if isinstance(message, dict) else None
-    found: list[ToolSignal] = []
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            arguments = function.get("arguments")
-            text = arguments if isinstance(arguments, str) else encode(arguments).decode()
-            found.append(ToolSignal(function["name"], text))
-    return tuple(found)
