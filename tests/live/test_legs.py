@@ -74,9 +74,7 @@ def test_prompt_on_one_replica_answer_on_the_other(bootstrap: bool, stream: bool
             copied = exchange.received["e1"]
             assert copied.bytes == pytest.approx((prompt - 1) * KV_BYTES, abs=KV_BYTES * 16)
             assert copied.seconds == pytest.approx(copied.bytes / 10e9)
-            shown = (
-                'agentsched_engine_kv_transfers_total{scheduler="disaggregated",replica="r1"} 1'
-            )
+            shown = 'agentsched_engine_kv_transfers_total{scheduler="disaggregated",replica="r1"} 1'
             async with asyncio.timeout(5):
                 while shown not in (page := (await get(r.admin, "/metrics")).body.decode()):
                     await asyncio.sleep(0.02)
