@@ -109,7 +109,7 @@ class Talk:
 class Replicas:
     """Emulated replicas on ports, on a clock of ours or on the real one."""
 
-    def __init__(self, count: int, plan: Plan, names: Sequence[str] | None = None) -> None:
+    def __init__(self, count: int, plan: Plan) -> None:
         self.clock = Clock() if plan.lockstep else None
         self._specs = [
             EngineSpec(f"e{i}", EngineParams(), SlowSteps(), plan.kv_blocks) for i in range(count)
