@@ -67,7 +67,8 @@ class AsyncEngine(Engine):
         self._news: list[News] = []
         self._late: list[StepRecord] = []
         self._changed = False
-        """Something ended at the start of the running stretch, after its batch was composed."""
+        """What ended at the start of the running stretch, after its batch was composed, may change
+        the batch that follows."""
         self._disturbed = False
         """What waits may fit since the batch ahead was composed."""
         self._wasted = 0
@@ -241,7 +242,8 @@ class AsyncEngine(Engine):
                     event = EngineEvent(0, "first_token", sequence.id, sequence.cached)
                     self._send(end, event, 1)
             if done:
-                self._changed = True
+                # Its blocks may let something in; where nothing waits, all goes on as composed.
+                self._changed = self._changed or self._batcher.queued > 0
                 self._finish(sequence, end)
         self._news.clear()
         if ahead is not None:
