@@ -334,6 +334,16 @@ def test_packed_and_unknown_files_are_refused(tmp_path: Path) -> None:
         detect(packed)
     with pytest.raises(TraceError, match="zstd"):
         convert(packed, "abench")
+    for raw, words in (
+        (b"\x7fELF\0\0", "not a text file"),
+        (b"\xff\xfe\xfd", "not a text file"),
+        (b"\x1f\x8b\x08\0broken", "cannot be read further"),
+        (b"[1]", "not a JSON object"),
+        (b"", "empty"),
+    ):
+        packed.write_bytes(raw)
+        with pytest.raises(TraceError, match=words):
+            detect(packed)
     (tmp_path / "x.jsonl").write_text('{"a":1}\n{"b":2}\n')
     with pytest.raises(TraceError, match="no known trace format"):
         detect(tmp_path / "x.jsonl")

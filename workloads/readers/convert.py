@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields as fields_of
 from itertools import islice
 from pathlib import Path
@@ -141,12 +143,16 @@ def _format_of_file(path: Path) -> Format | None:
     head = _first_bytes(path).lstrip(b"\xef\xbb\xbf \t\r\n")
     if not head:
         raise TraceError("the file is empty", "name the right file", file=path)
+    if head.startswith(b"["):
+        raise TraceError(
+            "not a JSON object", "every line must be one JSON object", file=path, line=1
+        )
     if not head.startswith(b"{"):
         first = head.split(b"\n", 1)[0].decode("utf-8", errors="replace")
         return format_with(frozenset(part.strip() for part in first.split(",")))
     with open_binary(path) as stream:
-        for _ in range(LINES_LOOKED_AT):
-            line = stream.readline(MAX_FILE_BYTES)
+        for number in range(1, LINES_LOOKED_AT + 1):
+            line = _read(stream.readline, MAX_FILE_BYTES, path, number)
             keys = _keys(line)
             if keys is None:
                 break
@@ -170,10 +176,30 @@ def _keys(line: bytes) -> frozenset[str] | None:
 
 def _first_bytes(path: Path) -> bytes:
     with open_binary(path) as stream:
-        head = stream.read(4096)
+        head = _read(stream.read, 4096, path, 1)
     if head.startswith(_ZSTD):
         raise TraceError("packed with zstd", "unpack it first: zstd -d FILE", file=path)
+    try:
+        # A character may be cut off at the end.
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+        binary = b"\0" in head
+    except UnicodeDecodeError:
+        binary = True
+    if binary:
+        raise TraceError("not a text file", "name a recording", file=path, line=1)
     return head
+
+
+def _read(read: Callable[[int], bytes], size: int, path: Path, line: int) -> bytes:
+    try:
+        return read(size)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(
+            f"cannot be read further: {error}",
+            "the file is cut off or damaged; copy or record it again",
+            file=path,
+            line=line,
+        ) from error
 
 
 def _settings(entry: Format, given: Mapping[str, object]) -> object:
