@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from agentsched import UsageError
 from workloads.agents.automationbench_world import (
@@ -102,8 +102,8 @@ def _in_order(
 class AutomationBench:
     """`automation-bench`."""
 
-    name: ClassVar[str] = "automation-bench"
-    about: ClassVar[str] = "AutomationBench's own program, one task a session"
+    name = "automation-bench"
+    about = "AutomationBench's own program, one task a session"
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, str]:
         """That the program is there.
@@ -155,8 +155,8 @@ class AutomationBench:
 class AutomationBenchSynthetic:
     """`automationbench-synthetic`."""
 
-    name: ClassVar[str] = NAME
-    about: ClassVar[str] = "stand-in for AutomationBench: an office of our own, 8 ms tools"
+    name = NAME
+    about = "stand-in for AutomationBench: an office of our own, 8 ms tools"
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, str]:
         """That the settings are right; nothing else is needed."""

@@ -47,8 +47,8 @@ _GET_HARBOR = (
 class TerminalBench:
     """`terminal-bench-2`."""
 
-    name: ClassVar[str] = "terminal-bench-2"
-    about: ClassVar[str] = "Terminal-Bench 2.0 by Harbor; agents terminus-2, claude-code, mini-swe"
+    name = "terminal-bench-2"
+    about = "Terminal-Bench 2.0 by Harbor; agents terminus-2, claude-code, mini-swe"
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, str]:
@@ -114,8 +114,8 @@ class TerminalBench:
 class TerminalBenchStandin(TerminalBench):
     """`terminal-bench-standin`."""
 
-    name: ClassVar[str] = NAME
-    about: ClassVar[str] = "stand-in for Terminal-Bench: eight small tasks of our own, by Harbor"
+    name = NAME
+    about = "stand-in for Terminal-Bench: eight small tasks of our own, by Harbor"
     defaults: ClassVar[Mapping[str, Any]] = {
         "environment": "bubblewrap",
         "max_output_tokens": 8192,  # whatever model is emulated takes as much
