@@ -40,8 +40,6 @@ class Flight:
     model: str
     reply: Reply | None = None
     cached: int = 0
-    loaded: int = 0
-    """Prompt tokens whose KV came from another replica."""
     sent: int = 0
     begun: bool = False
     keep_as: str | None = None
@@ -129,8 +127,7 @@ class Flight:
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + output,
             "completion_tokens": output,
-            # What came from another replica counts as cached, as at vLLM's.
-            "prompt_tokens_details": {"cached_tokens": self.cached + self.loaded},
+            "prompt_tokens_details": {"cached_tokens": self.cached},
         }
 
     def _whole(self) -> bytes:

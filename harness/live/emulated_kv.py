@@ -17,8 +17,8 @@ from harness.live.gauges import KvTransfers
 from harness.sim.clock import Priority
 from harness.sim.links import Fabric, LinkSpec
 
-KEPT_NS = 480 * 10**9
-"""vLLM's VLLM_NIXL_ABORT_REQUEST_TIMEOUT."""
+KEPT_NS = 30 * 10**9
+"""How long blocks that nobody asked for are kept (vLLM's `kv_lease_duration`)."""
 
 
 class Holder(Protocol):

@@ -346,7 +346,6 @@ class EmulatedReplica:
         """The engine has room for the KV that it may copy."""
         assert self.exchange is not None
         assert flight.source is not None
-        flight.loaded = event.load_tokens
         done = self.exchange.transfer(flight.source.owner.name, self.name, event.load_tokens)
         self.clock.at(done, Priority.ENGINE, partial(self._loaded, event.id, flight))
 

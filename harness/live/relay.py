@@ -271,8 +271,8 @@ class Relay:
         self._exchange.end()
 
     def _in_legs(self, usage: Usage) -> Usage:
-        """Usage of a turn: what the prefill replica had cached is what was not computed. What came
-        from there a decoder counts as cached too."""
+        """Usage of a turn: what the prefill replica had cached is what was not computed. A decoder
+        speaks of its own cache, or counts what it received."""
         if self.live.prefill is None:
             return usage
         return replace(usage, cached=self._prefill_cached)

@@ -80,7 +80,7 @@ class StreamedAnswer:
         headers = self._headers
         prefill = headers.get("x-agentsched-prefill")
         if usage is not None and prefill is not None:
-            # What was handed over the decoder counts as cached: only the gateway knows better.
+            # The decoder knows only of its own cache.
             found = _number(headers.get("x-agentsched-prefill-cached"))
             usage = replace(usage, cached=None if found is None else int(found))
         return Outcome(

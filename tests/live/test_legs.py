@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from cli.main import app
 from harness.live.driver import LiveDriver
 from harness.live.eventlog import verify
+from harness.live.fleet_server import FleetServer
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer
 from harness.live.legs import REMOTE_DECODE, Bootstrap, prefill_body
 from harness.live.polling import server_info_bootstrap
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
 from harness.live.wire import Exchange, Request
-from tests.live.rig import KV_BYTES, Rig, chat, engines, get, post, rig, run
+from tests.live.rig import KV_BYTES, LINK, Rig, chat, engines, get, post, rig, run
 
 SPLIT = engines(roles=("prefill", "decode"))
 LONG = "word " * 400
@@ -389,3 +390,32 @@ def test_options_of_serve() -> None:
     unequal = ["serve", "--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2"]
     unequal += ["--bootstrap-port", "1", "--bootstrap-port", "2"]
     assert runner.invoke(app, unequal).exit_code != 0
+
+
+def test_blocks_that_nobody_fetches_are_let_go() -> None:
+    """After 30 s of the engine's time, here a third of a second."""
+
+    async def test() -> None:
+        fleet = FleetServer(SPLIT, speed=100.0, link=LINK)
+        await fleet.start()
+        client = HttpClient(fleet.urls[0])
+        try:
+            body = json.loads(prefill_body(json.dumps(chat(LONG)).encode(), one_token=True))
+            answer = (await post(client, "/v1/chat/completions", body)).json
+            assert answer["kv_transfer_params"]["remote_num_tokens"] > 500
+            replica = fleet.replicas[0]
+            assert replica.engine.state().held_blocks > 30
+            async with asyncio.timeout(5):
+                while replica.engine.state().held_blocks:
+                    await asyncio.sleep(0.02)
+            asked = {**body, "kv_transfer_params": answer["kv_transfer_params"]}
+            decoder = HttpClient(fleet.urls[1])
+            late = (await post(decoder, "/v1/chat/completions", asked)).json
+            assert late["usage"]["completion_tokens"] == 1  # computed by itself
+            assert fleet.replicas[1].engine.state().prefill_tokens > 500
+            await decoder.close()
+        finally:
+            await client.close()
+            await fleet.close()
+
+    run(test)
