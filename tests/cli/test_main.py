@@ -65,7 +65,10 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
         (["run", "SPEC", "--scheduler", "no.py:Mine"], ["no scheduler file no.py"]),
         (["run", "SPEC", "--workers", "0"], ["--workers 0: `workers` cannot be 0"]),
         (["run", "SPEC", "--workers", "4,x"], ["--workers 4,x: not a list of whole numbers"]),
-        (["run", "SPEC", "--engine", "vllm"], ["--engine vllm: this version does not run"]),
+        (
+            ["run", "SPEC", "--engine", "vllm", "--set", "launch.environment=/nowhere"],
+            ["vllm is not installed in /nowhere", "agentsched engine install vllm"],
+        ),
         (["run", "SPEC", "--engine", "sgl"], ['`engine` cannot be "sgl"', "`sglang`"]),
         (["run", "SPEC", "--seeds", "0"], ["--seeds 0: 0 seeds"]),
         (["run", "SPEC", "--set", "sim.x=1"], ["--set sim.x=1: unknown field `x`"]),

@@ -223,7 +223,7 @@ class EngineFleet:
 
     def _kv_tokens(self, replica: _Replica) -> int | None:
         if self.kind.dialect == "sglang":
-            info = replica.probe.request("GET", "/get_server_info")
+            info = replica.probe.request("GET", "/server_info")
             return server_info_capacity(info.body) if info.status == 200 else None
         gauges = replica.probe.gauges()
         return gauges.capacity_tokens if gauges is not None else None

@@ -112,7 +112,7 @@ class EngineProbe:
 
     def version(self) -> str | None:
         """As the engine states it."""
-        path = "/version" if self._dialect == "vllm" else "/get_server_info"
+        path = "/version" if self._dialect == "vllm" else "/server_info"
         found = self.request("GET", path).data.get("version")
         return found if isinstance(found, str) else None
 
