@@ -66,8 +66,8 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
         (["run", "SPEC", "--workers", "0"], ["--workers 0: `workers` cannot be 0"]),
         (["run", "SPEC", "--workers", "4,x"], ["--workers 4,x: not a list of whole numbers"]),
         (
-            ["run", "SPEC", "--engine", "vllm", "--set", "launch.environment=/nowhere"],
-            ["vllm is not installed in /nowhere", "agentsched engine install vllm"],
+            ["run", "SPEC", "--engine", "vllm", "--set", "launch.base_port=70000"],
+            ["`base_port` must be a port number, or 0"],
         ),
         (["run", "SPEC", "--engine", "sgl"], ['`engine` cannot be "sgl"', "`sglang`"]),
         (["run", "SPEC", "--seeds", "0"], ["--seeds 0: 0 seeds"]),
