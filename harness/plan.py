@@ -234,7 +234,7 @@ def code_digest(*, live: bool = False) -> str:
         root = Path(str(files(package)))
         for file in sorted(root.rglob("*")):
             name = file.relative_to(root.parent).as_posix()
-            skipped = _NOT_IN_RESULTS if live else (*_NOT_IN_RESULTS, "harness/live/")
+            skipped = _NOT_IN_RESULTS if live else (*_NOT_IN_RESULTS, *_LIVE_ONLY)
             if file.is_file() and not any(part in name for part in skipped):
                 digest.update(f"{name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]
@@ -245,7 +245,29 @@ _NOT_IN_RESULTS = (
     "harness/data/presets/",
     "results/templates/",
     "results/reproduction/",
+    # What only reads and shows finished cells.
+    *(
+        f"results/{name}.py"
+        for name in (
+            "compare",
+            "compare_view",
+            "drawing",
+            "formatting",
+            "groups",
+            "plots",
+            "published",
+            "reference",
+            "render",
+            "report",
+            "sections",
+            "statistics",
+            "tables",
+            "timelines",
+            "verdicts",
+        )
+    ),
 )
+_LIVE_ONLY = ("harness/live/", "harness/fleets.py", "workloads/agents/")
 
 
 def plan(spec: RunSpec) -> Plan:

@@ -55,6 +55,14 @@ class Scale:
     jobs: int | None = None
     runs: Path = RUNS
     out: Path = OUT
+    made_by: str | None = None
+    """Digest of the code whose finished runs are shown; None: this one, and what is missing is
+    played."""
+
+    @property
+    def digest(self) -> str:
+        """Of the code that made the runs."""
+        return self.made_by or code_digest()
 
     def sessions(self, wanted: int) -> int:
         return max(4, round(wanted * self.share))
@@ -126,8 +134,10 @@ class Study:
             seeds=min(seeds or FULL_SEEDS, self.scale.seeds),
             assignments=more,
         )
-        folder = self.scale.runs / code_digest() / name
+        folder = self.scale.runs / self.scale.digest / name
         print(f"  {name}: {preset} ...", flush=True)
+        if self.scale.made_by is not None:
+            return load_run(folder)
         result = run(preset, out=folder, jobs=self.scale.jobs, flags=flags)
         try:
             result.check()
@@ -209,7 +219,7 @@ class Study:
     def _note_state(self, path: Path) -> None:
         """Which state of the code this study's output is from."""
         states = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        states[self.name] = code_digest()
+        states[self.name] = self.scale.digest
         path.write_text(json.dumps(states, indent=1, sort_keys=True) + "\n", "utf-8")
 
     def _markdown(self, figures: Sequence[str]) -> str:
@@ -377,5 +387,10 @@ def main(study: Callable[[Scale], None], about: str | None) -> None:
     parser.add_argument("--jobs", type=int, help="cells at a time; as many as cores unless given")
     parser.add_argument("--runs", type=Path, default=RUNS)
     parser.add_argument("-o", "--out", type=Path, default=OUT)
-    options = parser.parse_args()
-    study(Scale(options.seeds, options.share, options.jobs, options.runs, options.out))
+    parser.add_argument(
+        "--made-by",
+        metavar="DIGEST",
+        help="play nothing: show again what the code of this digest (a folder of --runs) played",
+    )
+    given = parser.parse_args()
+    study(Scale(given.seeds, given.share, given.jobs, given.runs, given.out, given.made_by))
