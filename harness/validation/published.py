@@ -32,12 +32,13 @@ LENGTH_SIGMA = 1.0
 
 SLOW_MACHINE = (
     "a single sequence decodes at 43.4 ms a token there (32,000-token row), 1.5 TB/s for the "
-    "weights: what an H100 with PCIe memory reaches; the tables are of the SXM kind, and the page "
-    "does not say which it was. All its rows are 1.5 to 1.9 times slower than ours"
+    "weights, which is what the PCIe kind of H100 could reach; the tables are of the SXM kind, and "
+    "the page does not say which it was. All its rows are 1.6 to 2 times slower than ours"
 )
 SLOW_PREFILL = (
     "steps with a full chunk of 8,192 tokens take 1.36 s there (99th percentile between tokens), "
-    "0.55 s in our table, which is a proxy; so prompts wait longer there, and decode shorter"
+    "0.55 s in our table, which is a proxy: there prompts wait longer and early replies crawl "
+    "beside them; the later, decode-only steps are slower in ours"
 )
 OLD_SERVER = (
     "vLLM 0.11's server and first step: SGLang's first token on the same machine takes 28 ms; our "
@@ -145,8 +146,8 @@ POINTS = (
         output_tokens=199_904,
         fixed=False,
         published={"duration": 109.16, "ttft": 17.556, "tpot": 0.68410},
-        reason="no table of GLM on SGLang: vLLM's proxy stands in. "
-        "As on vLLM, prompts wait longer there, and decode shorter",
+        reason="no table of GLM on SGLang: vLLM's proxy stands in. As on vLLM, prompts take longer "
+        "there and later decode steps less long",
     ),
     Point(
         name="Qwen3-8B, 1 H100, vLLM 0.11, ShareGPT, 4 at a time",
