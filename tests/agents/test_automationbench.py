@@ -148,7 +148,7 @@ def test_tasks_are_in_the_order_of_the_seed_and_begin_anew() -> None:
     driver = AutomationBenchSynthetic()
     ids = [task.id for task in driver.tasks({}, sessions=605, seed=1)]
     assert len(set(ids)) == 605
-    assert ids[600:] == [f"{name}.2" for name in ids[:5]]
+    assert ids[600:] == [f"{name}@2" for name in ids[:5]]
     assert ids == [task.id for task in driver.tasks({}, sessions=605, seed=1)]
     assert ids[:600] != [task.id for task in driver.tasks({}, sessions=600, seed=2)]
     unshuffled = driver.tasks({"shuffle": False, "domains": "hr"}, sessions=1, seed=1)

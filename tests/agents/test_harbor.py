@@ -95,7 +95,7 @@ def test_tasks_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("no task")
     settings = {"tasks": str(tmp_path), "exclude": "c", "repeats": 2, "timeout_multiplier": 2}
     tasks = TerminalBench().tasks(settings, sessions=None, seed=1)
-    assert sorted(task.id for task in tasks) == ["a", "a.2", "b", "b.2"]
+    assert sorted(task.id for task in tasks) == ["a", "a@2", "b", "b@2"]
     # (90 s for the agent + 600 s, Harbor's default, for the verifier) x 2
     assert {task.timeout_s for task in tasks} == {1380.0}
     assert tasks[0].payload == {"task": {"path": str(tmp_path / tasks[0].id)}}

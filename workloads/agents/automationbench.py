@@ -94,7 +94,7 @@ def _in_order(
     taken: list[AgentTask] = []
     for number in range(count):
         task, round_ = tasks[number % len(tasks)], number // len(tasks)
-        name = task.id if round_ == 0 else f"{task.id}.{round_ + 1}"
+        name = task.id if round_ == 0 else f"{task.id}@{round_ + 1}"
         taken.append(AgentTask(name, task.payload))
     return taken
 

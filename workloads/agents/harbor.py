@@ -208,7 +208,7 @@ def _taken_up(task: AgentTask, times_before: int) -> AgentTask:
     """The task with an id of its own each time."""
     if times_before == 0:
         return task
-    return AgentTask(f"{task.id}.{times_before + 1}", task.payload, task.timeout_s)
+    return AgentTask(f"{task.id}@{times_before + 1}", task.payload, task.timeout_s)
 
 
 # What is installed.

@@ -6,11 +6,13 @@ Runs under Harbor's interpreter.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import litellm
 from harbor.models.trial.config import TrialConfig
 from harbor.trial.trial import Trial
 
@@ -41,6 +43,8 @@ async def _run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
     settings = read_settings({**assignment.task.payload.get("defaults", {}), **own})
     folder = Path(assignment.folder)
     config = trial_config(assignment, settings, _task(assignment, folder))
+    if settings.agent == "terminus-2":
+        await _warm_up()
     trial = await Trial.create(TrialConfig.model_validate(config))
     trial.agent.session_id = assignment.session  # mini-swe-agent sends it; Harbor's names the trial
     watch = asyncio.ensure_future(_watch(assignment, teller, trial, folder, settings))
@@ -59,6 +63,18 @@ async def _run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
         status = "deadline" if error in DEADLINES else "failed"
         raise AgentFailedError(message, facts, "deadline" if status == "deadline" else "failed")
     return facts
+
+
+async def _warm_up() -> None:
+    """Let litellm deal with a made-up answer once, which takes it a tenth of a second the first
+    time, so that the first turn of a session is like the others."""
+    if not _warm.is_set():
+        said = [{"role": "user", "content": "."}]
+        await litellm.acompletion(model="openai/none", messages=said, mock_response=".")
+        _warm.set()
+
+
+_warm = threading.Event()
 
 
 def _task(assignment: Assignment, folder: Path) -> Mapping[str, Any]:
