@@ -210,7 +210,7 @@ def test_sizes_and_limits() -> None:
         tiers_of(OffloadSpec(gib=0.05, chunk_tokens=256), cluster)
     for bad in ({"gib": 0}, {"gib": 1, "efficiency": 2}, {"gib": 1, "chunk_tokens": 0}):
         with pytest.raises(ValueError):  # noqa: PT011
-            OffloadSpec(**bad)  # type: ignore[arg-type]
+            OffloadSpec(**bad)
     with pytest.raises(ValueError, match="cannot be combined"):
         SimSettings(cpu_offload=OffloadSpec(gib=1), kv_store=StoreSpec(1000, LINK))
 
