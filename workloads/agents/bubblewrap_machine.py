@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import tarfile
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from workloads.agents.bubblewrap import (
     sandbox_argv,
 )
 
-_CONTROL = "/run/agentsched"
+_CONTROL = "/run/agentsched/control.sock"
 START_TIMEOUT_S = 60.0
 """Our choice: generous, for machines with many sandboxes starting at once."""
 
@@ -68,7 +67,6 @@ class Machine:
         self._spec, self._log = spec, log
         self._program = find_bubblewrap()
         self._outside = _address(gateway) if gateway is not None else None
-        self._folder: Path | None = None
         self._control: int | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._forwarder: asyncio.Server | None = None
@@ -86,16 +84,16 @@ class Machine:
             SandboxError: it did not come up; shows why.
         """
         prepare_root(self._spec.root)
-        # Unix socket paths hold some hundred bytes; folders of runs are longer.
-        self._folder = Path(tempfile.mkdtemp(prefix="agentsched-"))
+        socket_path = self._spec.root / _CONTROL.lstrip("/")
+        socket_path.parent.mkdir(exist_ok=True)
+        socket_path.unlink(missing_ok=True)
         python, mounts = python_inside()
         script = Path(bubblewrap_inside.__file__)
         spec = replace(
             self._spec,
             read_only=[*mounts, *self._spec.read_only, (script, "/run/inside.py")],
-            writable=[*self._spec.writable, (self._folder, _CONTROL)],
         )
-        command = [python, "-I", "-S", "/run/inside.py", f"{_CONTROL}/control.sock"]
+        command = [python, "-I", "-S", "/run/inside.py", _CONTROL]
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *sandbox_argv(spec, command, self._program),
@@ -104,9 +102,10 @@ class Machine:
                 stderr=log,
                 start_new_session=True,
             )
-        await self._until_up(self._folder / "control.sock")
-        # Held on to: processes inside could lay a link to a socket of the host under its name.
-        self._control = os.open(self._folder / "control.sock", os.O_PATH | os.O_NOFOLLOW)
+        await self._until_up(socket_path)
+        # Held on to: processes inside could lay a link to a socket of the host under its name,
+        # and the names of sockets must be shorter than those of folders may be.
+        self._control = os.open(socket_path, os.O_PATH | os.O_NOFOLLOW)
         if self._outside is not None:
             listener = await asyncio.to_thread(_listener, self._path(), self._outside[1])
             self._forwarder = await asyncio.start_server(self._forward, sock=listener)
@@ -195,9 +194,6 @@ class Machine:
         control, self._control = self._control, None
         if control is not None:
             os.close(control)
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _complain(self, answer: Mapping[str, Any], path: str) -> None:
         if "error" in answer:

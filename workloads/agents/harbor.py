@@ -190,7 +190,7 @@ def _listed_tasks(settings: HarborSettings) -> list[AgentTask]:
     if "error" in answer:
         raise UsageError(
             f"Harbor cannot get the task set {settings.dataset}: {answer['error']}",
-            "download it where there is a network (`harbor datasets download`) and set `tasks` to "
+            "download it where there is a network (`harbor download`) and set `tasks` to "
             f"its folder, or use the stand-in `{NAME}`",
         )
     # Its own deadline is known to Harbor alone, which has the task's folder only later.
