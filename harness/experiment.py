@@ -176,7 +176,7 @@ def why_invalid(summary: Mapping[str, Any], max_failed_share: float) -> str | No
         max_failed_share: largest share of sessions that may have failed or been rejected.
     """
     metrics = summary["metrics"]
-    if (why := summary["facts"].get("invalid")) is not None:
+    if (why := summary.get("facts", {}).get("invalid")) is not None:
         return str(why)
 
     def value(tag: str) -> float:

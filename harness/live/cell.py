@@ -15,7 +15,7 @@ from agentsched import UsageError
 from harness.cells import sessions_of
 from harness.live.emulated_fleet import EmulatedFleet
 from harness.live.emulator import EmulatorSettings
-from harness.live.fleet_server import specs_of
+from harness.live.fleet_server import link_of, specs_of
 from harness.live.fronts import (
     GatewayFront,
     cell_gateway_settings,
@@ -26,7 +26,7 @@ from harness.live.parts import Front, Played, Player, ReplicaAddress, Stage
 from harness.live.replay import ReplaySettings
 from harness.live.replay_player import ReplayPlayer
 from harness.live.replica_watch import ReplicaWatch
-from harness.live.run import engine_counters, run_emulated, step_facts
+from harness.live.run import engine_counters, kv_counters, run_emulated, step_facts
 from harness.live.serving import find_policy
 from harness.live.settings import LiveSettings
 from results.records import Label
@@ -119,13 +119,13 @@ async def _play(
         await front.start(replicas)
         if fleet is not None and isinstance(front, GatewayFront):
             fleet.schedule_faults(job.sim.faults, front)
-        watch = ReplicaWatch(replicas)
+        speed = live.settings.time_scale
+        watch = ReplicaWatch(replicas, speed)
         before = await watch.read()
         clock = front.clock if isinstance(front, GatewayFront) else watch.clock
         if not isinstance(front, GatewayFront):
-            interval = job.sim.sampling_interval_s
             watch.start(
-                interval,
+                job.sim.sampling_interval_s / speed,
                 lambda name, gauges: recorder.replica(replica_record(clock.now, name, gauges)),
             )
         stage = Stage(front, recorder, clock, folder, live.served_model, limit, progress)
@@ -138,6 +138,7 @@ async def _play(
         facts = {**live.reset, **front.facts(), **played.facts, "engine": live.engine}
         if fleet is not None:
             counters |= engine_counters(fleet.server.replicas)
+            counters |= kv_counters(fleet.server.replicas)
             facts |= step_facts(fleet.server.specs)
         timing = {
             "cell_wall_s": time.perf_counter() - wall,
@@ -184,9 +185,10 @@ def _emulated_fleet(job: CellJob, live: LiveJob, folder: Path, limit: int) -> Em
         script = find_driver(live.driver).script(folder, live.driver_settings)
     return EmulatedFleet(
         specs_of(job.cluster, job.engine),
-        EmulatorSettings(max_model_len=limit),
+        EmulatorSettings(model=live.served_model, max_model_len=limit),
         script=script,
         speed=live.settings.time_scale,
+        link=link_of(job.cluster, job.sim.kv_link),
     )
 
 

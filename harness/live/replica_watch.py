@@ -21,10 +21,14 @@ COUNTED = (
 
 
 class ReplicaWatch:
-    """Reads the metrics pages of replicas. Make it inside the event loop."""
+    """Reads the metrics pages of replicas. Make it inside the event loop.
 
-    def __init__(self, replicas: Sequence[ReplicaAddress]) -> None:
-        self.clock = LoopClock(asyncio.get_running_loop())
+    Args:
+        speed: virtual seconds per real second, of the clock.
+    """
+
+    def __init__(self, replicas: Sequence[ReplicaAddress], speed: float = 1.0) -> None:
+        self.clock = LoopClock(asyncio.get_running_loop(), speed)
         self._clients = {replica.name: HttpClient(replica.url) for replica in replicas}
         self._task: asyncio.Task[None] | None = None
 
