@@ -42,7 +42,7 @@ def misbehave(manner: str, folder: Path, teller: Teller) -> None:
     if manner == "crash":
         os._exit(3)
     if manner == "hang":
-        subprocess.Popen(["setsid", "sleep", "1000"])
+        subprocess.Popen(["setsid", "sleep", "1000.0625"])
         (folder / "hanging").touch()
         time.sleep(1000)
     if manner == "fail":

@@ -50,7 +50,8 @@ def main(arguments: list[str]) -> int:
         if limit is not None:
             _limit_files(limit)
         # A group of its own, so that what is meant for the terminal's group passes it by.
-        group = subprocess.Popen(arguments, start_new_session=True).pid
+        command = subprocess.Popen(arguments, start_new_session=True)
+        group = command.pid  # and `command` lives on: one that is collected buries its process
         status = _wait(group, parent)
     except ToldToEnd:
         pass
