@@ -118,6 +118,13 @@ class AsyncEngine(Engine):
         self._changed, self._disturbed, self._wasted = False, False, 0
         return lost
 
+    def _wake_in_stretch(self) -> int:
+        if self._composed or not self._may_load:
+            return super()._wake_in_stretch()
+        # The step after the stretch is composed when the last one of it starts.
+        stretch = self._stretch
+        return (stretch.start_ps + stretch.cost(stretch.steps - 1)) // PS_PER_NS + 1
+
     def _expect(self, time_ps: int) -> None:
         if self._batch is not None and not self._batch.stuck:
             self._look_again(time_ps)

@@ -199,14 +199,17 @@ class Engine:
         if arriving is not None:
             times.append(to_ns(arriving))
         if self._batch is not None:
-            # A load is announced when its step starts, which nothing else reports in time.
-            delay = 0 if self._may_load else self.params.output_delay_ps
-            times.append(to_ns(self._stretch.end_ps + delay))
+            times.append(self._wake_in_stretch())
         else:
             start = self._next_start()
             if start is not None:
                 times.append(max(start, self._seen_ps) // PS_PER_NS + 1)
         return min(times) if times else None
+
+    def _wake_in_stretch(self) -> int:
+        # A load is announced when its step is composed, which nothing else reports in time.
+        delay = 0 if self._may_load else self.params.output_delay_ps
+        return to_ns(self._stretch.end_ps + delay)
 
     def advance(self, until: int) -> list[EngineEvent]:
         """Run to `until` (ns) and return the events up to then, in order of time."""

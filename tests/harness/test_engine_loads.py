@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from harness.sim.async_engine import engine_for
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
-from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest
+from harness.sim.engine_types import EngineEvent, EngineParams, EngineRequest, StepTime
+from tests.harness.engine_workloads import CoarseTime
 from tests.harness.simulated import MS, FlatStep
 
 PARAMS = EngineParams(block_size=4, null_blocks=0, async_scheduling=False)
@@ -131,21 +132,31 @@ LOADS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(LOADS, st.integers(0, 10**6), st.integers(0, 3), st.integers(0, 20), st.booleans())
+@given(
+    LOADS,
+    st.integers(0, 10**6),
+    st.integers(0, 3),
+    st.integers(0, 20),
+    st.booleans(),
+    st.sampled_from((FlatStep(), CoarseTime(99_991, 37))),
+)
 def test_fast_forward_changes_nothing_and_no_block_is_lost(
     loads: list[tuple[int, int, int, int, str, int | None]],
     seed: int,
     delay: int,
     blocks: int,
     ahead: bool,
+    time: StepTime,
 ) -> None:
+    """Steps of the second step-time model do not start at whole nanoseconds."""
+
     def run(fast: bool) -> list[tuple[int, int, str, int]]:
         rng = random.Random(seed)
         contents = ContentIndex(4)
         params = replace(
             PARAMS, fast_forward=fast, output_delay_ps=delay * 10**9, async_scheduling=ahead
         )
-        engine = engine_for(params, FlatStep(), 20 + blocks, contents)
+        engine = engine_for(params, time, 20 + blocks, contents)
         todo: list[tuple[int, str, int, EngineRequest | None]] = []
         for number, (at, prompt, output, remote, kind, abort) in enumerate(loads):
             segments = [(f"t{number}", prompt + output)]
@@ -180,6 +191,7 @@ def test_fast_forward_changes_nothing_and_no_block_is_lost(
             for event in engine.advance(now):
                 seen.append((event.time, event.id, event.kind, event.load_tokens))
                 if event.kind == "loading":
+                    assert event.time <= now <= event.time + 1
                     todo.append((now + rng.randrange(1, 60) * MS, "loaded", event.id, None))
                 if event.kind == "finished" and loads[event.id][4] == "keep":
                     todo.append((now + rng.randrange(1, 60) * MS, "release", event.id, None))
