@@ -29,6 +29,8 @@ def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
             f"              a replica: {row.kv_tokens:,} tokens of KV cache, "
             f"{row.context_limit:,} tokens at most in one turn"
         )
+    if plan.label in ("simulated", "emulated"):
+        yield f"  engine      {plan.engine.engine}, {plan.label}"
     for workload in plan.workloads:
         yield from _workload_lines(
             workload, plan.sim.context_limit or plan.cluster.model.context_limit
@@ -51,7 +53,7 @@ def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[s
     origin = " and ".join(workload.origins)
     plural = "worker" if workload.loads == (1,) else "workers"
     workers = ", ".join(map(str, workload.loads)) + f" {plural}"
-    load = workers if workload.rate_per_s is None else "as they arrive"
+    load = workers if workload.arrivals is None else "as they arrive"
     yield f"  workload    {workload.name} ({origin}): {load}"
     yield (
         f"              {_count(workload.sessions, 'session')}, {_count(workload.turns, 'turn')}, "

@@ -24,6 +24,16 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Sessions that arrive by themselves, as workloads.arrivals places them."""
+
+    process: str
+    rate_per_s: float | None
+    """Mean sessions a second; None: recorded arrivals, as fast as recorded."""
+    variation: float
+
+
+@dataclass(frozen=True, slots=True)
 class CellJob:
     """Everything a cell needs; goes to the process that runs it."""
 
@@ -33,8 +43,8 @@ class CellJob:
     """A shipped workload, or the path of a trace."""
     sessions: int | None
     workload_settings: Mapping[str, Any]
-    rate_per_s: float | None
-    """Sessions arriving a second; None: workers take them up."""
+    arrivals: Arrivals | None
+    """How sessions arrive; None: workers take them up."""
     target: str
     """The scheduler as `schedulers.registry` finds it: a name or file.py:Class."""
     settings: Mapping[str, Any]
@@ -49,7 +59,7 @@ class CellJob:
     @property
     def workers(self) -> int | None:
         """Sessions active at once; None where they arrive by themselves."""
-        return self.cell.workers if self.rate_per_s is None else None
+        return self.cell.workers if self.arrivals is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +135,7 @@ def _play_live(
 
 def sessions_of(job: CellJob) -> list[Session]:
     """The sessions of a cell that is simulated or replayed."""
-    from workloads.arrivals import poisson
+    from workloads.arrivals import place
     from workloads.catalog import load_workload
 
     sessions = load_workload(
@@ -134,4 +144,7 @@ def sessions_of(job: CellJob) -> list[Session]:
         seed=job.cell.seed,
         settings=job.workload_settings,
     )
-    return sessions if job.rate_per_s is None else poisson(sessions, job.rate_per_s, job.cell.seed)
+    if job.arrivals is None:
+        return sessions
+    how = job.arrivals
+    return place(sessions, how.process, how.rate_per_s, job.cell.seed, variation=how.variation)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import agentsched
 from agentsched import TraceError, UsageError
 from harness.capacity import Cluster, resolve_cluster
-from harness.cells import CellJob
+from harness.cells import Arrivals, CellJob
 from harness.models import find_model
 from harness.settings import settings_from
 from harness.sim.defaults import engine_defaults
 from harness.sim.engine_types import EngineParams
 from harness.sim.faults import check_faults
+from harness.sim.replicas import check_engine
 from harness.sim.settings import SimSettings
 from harness.spec import RunSpec, WorkloadSpec
 from harness.topology import find_topology
@@ -27,6 +28,7 @@ from results.cells import CellId
 from results.records import Label
 from schedulers import registry
 from schedulers.base import Scheduler
+from workloads.arrivals import recorded
 from workloads.catalog import load_workload, workload_names
 from workloads.stats import peak_context
 
@@ -73,15 +75,15 @@ class PlannedWorkload:
     output_tokens: int
     over_limit: int
     """Sessions, sub-agents included, that will pass the context limit and end there."""
-    rate_per_s: float | None = None
-    """Sessions arriving a second; None: workers take them up."""
+    arrivals: Arrivals | None = None
+    """How sessions arrive; None: workers take them up."""
     driver: str | None = None
     """Workload of workloads.agents whose real agents play it; None: it is replayed."""
 
     @property
     def loads(self) -> tuple[int, ...]:
         """Workers of its cells; 0 where sessions arrive by themselves."""
-        return self.spec.workers if self.rate_per_s is None else (0,)
+        return self.spec.workers if self.arrivals is None else (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Plan:
                 workload=workload.source,
                 sessions=workload.spec.sessions,
                 workload_settings=workload.spec.settings,
-                rate_per_s=workload.rate_per_s,
+                arrivals=workload.arrivals,
                 target=arm.target,
                 settings=arm.settings,
                 cluster=self.cluster,
@@ -285,6 +287,8 @@ def plan(spec: RunSpec) -> Plan:
     with spec.locating("sim", "faults"):
         check_faults(sim.faults, [replica.id for replica in cluster.replicas])
     engine = _engine(spec, cluster)
+    with spec.locating("engine_settings"):
+        check_engine(engine, cluster, sim)
     limit = sim.context_limit or model.context_limit
     live, launch = _live(spec, sim)
     arms = (*_arms(spec), *_routers(spec))
@@ -414,9 +418,18 @@ def _at_rates(workload: PlannedWorkload) -> list[PlannedWorkload]:
     """One for each rate of arrival, named after it; the workload itself if it has workers."""
     if workload.spec.arrivals is None:
         return [workload]
+    how = workload.spec.arrivals
+    if not how.rate_per_s:
+        arrivals = Arrivals(how.process, None, how.variation)
+        return [replace(workload, name=f"{workload.name}-as-recorded", arrivals=arrivals)]
+    bursty = f"-{how.process}" if how.process != "poisson" else ""
     return [
-        replace(workload, name=f"{workload.name}-{rate:g}-per-s", rate_per_s=rate)
-        for rate in workload.spec.arrivals.rate_per_s
+        replace(
+            workload,
+            name=f"{workload.name}-{rate:g}-per-s{bursty}",
+            arrivals=Arrivals(how.process, rate, how.variation),
+        )
+        for rate in how.rate_per_s
     ]
 
 
@@ -469,6 +482,8 @@ def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> Planne
     sessions = load_workload(
         source, sessions=wanted.sessions, seed=spec.seeds[0], settings=wanted.settings
     )
+    if wanted.arrivals is not None and wanted.arrivals.process == "recorded":
+        recorded(sessions)  # raises where the trace does not say
     if not sessions:
         raise TraceError("holds no session", "record or generate at least one", file=source)
     return PlannedWorkload(
@@ -493,7 +508,8 @@ def _workload_facts(workload: PlannedWorkload) -> dict[str, Any]:
         "prompt_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
         "over_limit": workload.over_limit,
-        "rate_per_s": workload.rate_per_s,
+        "rate_per_s": workload.arrivals.rate_per_s if workload.arrivals is not None else None,
+        "arrivals": workload.arrivals.process if workload.arrivals is not None else None,
         "played_by": "agents" if workload.driver is not None else "replay",
     }
 

@@ -69,17 +69,28 @@ class _Model(BaseModel):
 class ArrivalsSpec(_Model):
     """Sessions that arrive by themselves (open loop), instead of workers that take them up."""
 
+    process: Literal["poisson", "gamma", "recorded"] = "poisson"
+    """gamma: bursty; recorded: as the trace says."""
     rate_per_s: Annotated[
-        tuple[Annotated[Number, Field(ge=1e-6)], ...], BeforeValidator(_listed), Field(min_length=1)
-    ]
-    """Mean sessions a second, Poisson; one cell for each rate. A seed gives all rates the same
-    gaps but for their scale."""
+        tuple[Annotated[Number, Field(ge=1e-6)], ...], BeforeValidator(_listed)
+    ] = ()
+    """Mean sessions a second; one cell for each rate. A seed gives all rates the same gaps but for
+    their scale. Recorded arrivals may go without: they then come as fast as recorded."""
+    variation: Annotated[Number, Field(ge=0, le=100)] = 3.0
+    """Of gamma arrivals: standard deviation of the gaps over their mean; Poisson has 1. Our
+    choice."""
 
     @field_validator("rate_per_s")
     @classmethod
     def _distinct_rates(cls, rates: tuple[float, ...]) -> tuple[float, ...]:
         _refuse_repeats((f"{rate:g}" for rate in rates), "rate", "give each once")
         return rates
+
+    @model_validator(mode="after")
+    def _a_rate(self) -> Self:
+        if not self.rate_per_s and self.process != "recorded":
+            raise ValueError(f"`rate_per_s` is missing; {self.process} arrivals need one")
+        return self
 
 
 class SloSpec(_Model):

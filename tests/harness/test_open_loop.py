@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 
 from agentsched import SpecError
 from harness.experiment import run
+from harness.plan import plan
 from harness.spec import load_spec
 from results.store import load_run
 from tests.cli.command import tiny_spec
 from workloads.arrivals import poisson
 from workloads.catalog import load_workload
+from workloads.trace import load_trace, write_trace
 
 OPEN = [{"name": "tiny.jsonl", "arrivals": {"rate_per_s": [0.5, 2]}}]
 
@@ -41,6 +44,48 @@ def test_one_cell_for_each_rate_and_no_worker_count(tmp_path: Path) -> None:
     assert list(cells["workers"]) == [0, 0]
     # Eight sessions that arrive four times as far apart cannot end sooner.
     assert cells["makespan_s"][0] > cells["makespan_s"][1]
+
+
+def test_bursty_arrivals_are_named_and_differ_from_poisson(tmp_path: Path) -> None:
+    bursty = {"process": "gamma", "variation": 5, "rate_per_s": [2]}
+    spec = tiny_spec(
+        tmp_path,
+        workloads=[{"name": "tiny.jsonl", "arrivals": bursty}],
+        schedulers=["round-robin"],
+        seeds=[1],
+    )
+    found = load_run(run(spec, out=tmp_path / "run", jobs=1).path)
+    assert list(found.cells["cell_workload"]) == ["tiny-2-per-s-gamma"]
+    even = load_run(run(open_spec(tmp_path), out=tmp_path / "even", jobs=1).path)
+    assert sorted(found.sessions["started"]) != sorted(
+        even.sessions[even.sessions["cell_workload"] == "tiny-2-per-s"]["started"]
+    )
+
+
+def test_recorded_arrivals_need_a_trace_that_says_when(tmp_path: Path) -> None:
+    spec = tiny_spec(
+        tmp_path,
+        workloads=[{"name": "tiny.jsonl", "arrivals": {"process": "recorded"}}],
+        schedulers=["round-robin"],
+    )
+    with pytest.raises(SpecError, match="no recorded arrival"):
+        plan(load_spec(spec))
+    trace = tmp_path / "tiny.jsonl"
+    timed = [
+        replace(session, arrival_s=100.0 + 3 * index)
+        for index, session in enumerate(load_trace(trace))
+    ]
+    write_trace(trace, timed)
+    found = load_run(run(spec, out=tmp_path / "run", jobs=1).path)
+    assert list(found.cells["cell_workload"].unique()) == ["tiny-as-recorded"]
+    first_seed = found.sessions[found.sessions["seed"] == found.sessions["seed"].min()]
+    starts = sorted(first_seed["started"])
+    assert [start / 1e9 for start in starts] == [3.0 * i for i in range(len(starts))]
+
+
+def test_a_rate_is_needed_but_for_recorded_arrivals(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="`rate_per_s` is missing"):
+        load_spec(tiny_spec(tmp_path, workloads=[{"name": "tiny.jsonl", "arrivals": {}}]))
 
 
 def test_workers_and_arrivals_exclude_each_other(tmp_path: Path) -> None:
