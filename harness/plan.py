@@ -157,7 +157,17 @@ class Plan:
             driver=workload.driver,
             driver_settings=workload.spec.agents,
             router=arm.router,
+            telemetry_interval_s=getattr(self.launch, "telemetry_interval_s", None),
         )
+
+    def commands(self) -> list[str]:
+        """What would be started for each replica; empty where nothing is."""
+        if self.launch is None:
+            return []
+        from harness.live.engines.planned import planned_commands
+
+        found = planned_commands(self.spec.engine, self.cluster, self.launch)
+        return [command.line for command in found]
 
     def manifest(self, label: str) -> dict[str, Any]:
         """What the run folder keeps of how it came about. `spec` decides what may be resumed."""
@@ -245,6 +255,9 @@ def code_digest(*, live: bool = False) -> str:
 _NOT_IN_RESULTS = (
     "__pycache__",
     "harness/data/presets/",
+    # Where cells run, and what only looks for settings of runs.
+    "harness/ray/",
+    "harness/planning/",
     "results/templates/",
     "results/reproduction/",
     # What only reads and shows finished cells.
@@ -292,7 +305,10 @@ def plan(spec: RunSpec) -> Plan:
     limit = sim.context_limit or model.context_limit
     live, launch = _live(spec, sim)
     arms = (*_arms(spec), *_routers(spec))
-    return Plan(spec, cluster, engine, sim, arms, _workloads(spec, limit), live, launch)
+    found = Plan(spec, cluster, engine, sim, arms, _workloads(spec, limit), live, launch)
+    with spec.locating("launch"):
+        found.commands()  # raises where engine and topology do not go together
+    return found
 
 
 def _live(spec: RunSpec, sim: SimSettings) -> tuple[LiveSettings | None, Any]:

@@ -68,7 +68,7 @@ class CellWriter:
         self._replicas: list[ReplicaRecord] = []
         with disk(self.path, "start the cell"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _set_aside(self.path)
+            set_aside(self.path)
             self.path.mkdir()
             self._directory = os.open(self.path, os.O_RDONLY)
             head = canonical_json({"layout": LAYOUT, "label": label, **cell.as_dict()})
@@ -205,7 +205,8 @@ class CellWriter:
             self._directory = -1
 
 
-def _set_aside(path: Path) -> None:
+def set_aside(path: Path) -> None:
+    """Rename what an earlier attempt left at `path` to the next free `NAME.partial-N`."""
     if not path.exists():
         return
     number = 1
