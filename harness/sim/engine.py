@@ -219,7 +219,13 @@ class Engine:
         return self._outbox.pop_until(limit)
 
     def output_tokens(self, request_id: int, now: int) -> int:
-        """Output tokens that a request in flight has got by `now`; 0 for an unknown one."""
+        """Output tokens that a request in flight has got by `now`; 0 for an unknown one.
+
+        May be asked without `advance`, which still returns the events up to then.
+        """
+        if self._batch is not None and self._stretch.end_ps <= now * PS_PER_NS:
+            self._seen_ps = now * PS_PER_NS
+            self._run(self._seen_ps)
         sequence = self._requests.get(request_id)
         if sequence is None:
             return self._outbox.tokens_of(request_id)

@@ -171,19 +171,19 @@ SPLIT_FAULTS = (
 )
 
 
+@pytest.mark.parametrize("ahead", [True, False], ids=["async", "sync"])
 @pytest.mark.parametrize("bootstrap", [False, True], ids=["nixl", "bootstrap"])
 @pytest.mark.parametrize("faults", [(), SPLIT_FAULTS], ids=["calm", "faults"])
 @pytest.mark.parametrize("scheduler", ["conserve", "ampd", "collocated", "disaggregated"])
-def test_equal_in_two_legs(scheduler: str, faults: tuple[Fault, ...], bootstrap: bool) -> None:
-    """Prompts computed on one replica and answered on another, KV transfers and all.
-
-    With the engine that composes a step when the one before has ended.
-    """
+def test_equal_in_two_legs(
+    scheduler: str, faults: tuple[Fault, ...], bootstrap: bool, ahead: bool
+) -> None:
+    """Prompts computed on one replica and answered on another, KV transfers and all."""
     legs = 0
-    for seed in range(2 if bootstrap else 4):
+    for seed in range(2 if bootstrap or not ahead else 4):
         sessions, cluster = workload(seed), split_cluster()
         settings = SimSettings(sampling_interval_s=1.0, faults=faults, context_limit=LIMIT)
-        engine = EngineParams(async_scheduling=False)
+        engine = EngineParams(async_scheduling=ahead)
         rest: dict[str, Any] = {"cluster": cluster, "engine": engine}
         sim = play(sessions, scheduler, settings, live=False, **rest)
         live = play(sessions, scheduler, settings, live=True, bootstrap=bootstrap, **rest)
