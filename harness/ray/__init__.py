@@ -1,0 +1,1 @@
+"""Beyond one machine: cells as Ray tasks, replicas as Ray actors."""
