@@ -57,6 +57,10 @@ def run(
         int | None,
         typer.Option(min=1, help="Cells at the same time; as many as cores unless given."),
     ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(metavar="local|ray|ray://HOST:PORT", help="Where cells run."),
+    ] = "local",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
     saturate: Annotated[
         str | None,
@@ -106,7 +110,7 @@ def run(
     if dry_run:
         return
     with show_progress(console.notes(), planned) as watcher:
-        result = execute(planned, folder, jobs=jobs, watcher=watcher)
+        result = execute(planned, folder, jobs=jobs, watcher=watcher, executor=executor)
     _conclude(result, debug=bool(context.find_root().params.get("debug")))
 
 

@@ -91,6 +91,7 @@ def run(
     jobs: int | None = None,
     flags: Flags | None = None,
     watcher: Watcher | None = None,
+    executor: str = "local",
 ) -> RunResult:
     """Run a preset, a specification file or a `RunSpec`; continue it if it was begun.
 
@@ -98,6 +99,7 @@ def run(
         out: the run folder; `runs/NAME` unless given.
         jobs: cells at the same time; as many as cores unless given. Never changes a result.
         flags: laid over a preset or file, as the command line does.
+        executor: `local`, `ray` or `ray://HOST:PORT`: where cells run. Never changes a result.
 
     Raises:
         UsageError: something in the specification is wrong.
@@ -106,15 +108,21 @@ def run(
     if not isinstance(spec, RunSpec):
         spec = load_spec(spec, flags)
     folder = Path(out) if out is not None else Path("runs") / spec.name
-    return execute(plan(spec), folder, jobs=jobs, watcher=watcher)
+    return execute(plan(spec), folder, jobs=jobs, watcher=watcher, executor=executor)
 
 
 def execute(
-    planned: Plan, folder: Path, *, jobs: int | None = None, watcher: Watcher | None = None
+    planned: Plan,
+    folder: Path,
+    *,
+    jobs: int | None = None,
+    watcher: Watcher | None = None,
+    executor: str = "local",
 ) -> RunResult:
     """Run the cells of a plan that `folder` does not hold yet.
 
     Raises:
+        UsageError: there is no such executor, or it cannot run these cells.
         RunDirectoryError: the folder cannot be used, or is another run's.
     """
     from harness.fleets import running_fleet
@@ -123,6 +131,10 @@ def execute(
 
     watch = watcher if watcher is not None else Silent()
     failures: list[CellFailure] = []
+    if executor != "local":
+        from harness.ray import executor as on_ray
+
+        on_ray.check(executor, planned)
     with ExitStack() as stack:
         store = stack.enter_context(
             RunStore.open(folder, planned.spec.text, planned.manifest(planned.label))
@@ -139,14 +151,26 @@ def execute(
             watch.ended(job.cell, failure)
 
         fleet = stack.enter_context(running_fleet(planned, store.path)) if to_run else None
-        run_cells(
-            to_run,
-            # What is timed for real has the machine to itself.
-            parallel=(jobs or cores()) if planned.live is None else 1,
-            prepare=fleet.prepare if fleet is not None else lambda job: job,
-            on_progress=lambda job, sessions, turns: watch.progressed(job.cell, sessions, turns),
-            on_end=on_end,
-        )
+        def on_progress(job: CellJob, sessions: int, turns: int) -> None:
+            watch.progressed(job.cell, sessions, turns)
+
+        if executor == "local":
+            run_cells(
+                to_run,
+                # What is timed for real has the machine to itself.
+                parallel=(jobs or cores()) if planned.live is None else 1,
+                prepare=fleet.prepare if fleet is not None else lambda job: job,
+                on_progress=on_progress,
+                on_end=on_end,
+            )
+        else:
+            on_ray.run_cells(
+                to_run,
+                address=on_ray.address_of(executor),
+                parallel=jobs,
+                on_progress=on_progress,
+                on_end=on_end,
+            )
         failed = {failure.cell for failure in failures}
         done = tuple(job.cell for job in all_jobs if job.cell not in failed)
         invalid = {
