@@ -38,11 +38,12 @@ def ask(assignment: Assignment, turn: int) -> int:
         return tokens
 
 
-def misbehave(manner: str, folder: Path, teller: Teller) -> None:
+def misbehave(payload: Mapping[str, Any], folder: Path, teller: Teller) -> None:
+    manner = payload.get("manner", "")
     if manner == "crash":
         os._exit(3)
     if manner == "hang":
-        subprocess.Popen(["setsid", "sleep", "1000.0625"])
+        subprocess.Popen(["setsid", "sleep", payload["hang_s"]])
         (folder / "hanging").touch()
         time.sleep(1000)
     if manner == "fail":
@@ -66,7 +67,7 @@ def run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
         tokens += ask(assignment, turn)
         teller.tell("model_ended", assignment.session)
         if turn == 0:
-            misbehave(payload.get("manner", ""), Path(assignment.folder), teller)
+            misbehave(payload, Path(assignment.folder), teller)
         if turn < payload.get("turns", 2) - 1:
             teller.tell("tool_started", assignment.session, name="sleep")
             time.sleep(payload.get("tool_s", 0.05))

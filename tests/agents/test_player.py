@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,13 +14,12 @@ from typing import Any
 import pytest
 
 from agentsched import AgentschedError, SchedulerError
-from tests.agents import fake_client
 from tests.agents.stage import Cell, FakeDriver, play
 from tests.live.rig import run
 from workloads.agents.base import AgentTask
 
-HANGING = "1000.0625"
-"""What the daemon of a hanging client sleeps: told from other processes by it."""
+HANGING = f"1000.{os.getpid():09d}"
+"""An argument by which processes of this test run are told from others."""
 
 
 def played(folder: Path, tasks: list[AgentTask], **how: Any) -> Cell:
@@ -74,7 +74,7 @@ def lines(file: Path) -> list[Any]:
 
 def test_every_bad_manner_is_its_sessions_own(tmp_path: Path) -> None:
     manners = ("crash", "hang", "fail", "raise", "garbage", "")
-    tasks = [task(manner or "good", manner=manner) for manner in manners]
+    tasks = [task(manner or "good", manner=manner, hang_s=HANGING) for manner in manners]
     tasks += [task(f"after{i}") for i in range(4)]
     settings = {"session_limit_s": 3.0}
     cell = played(tmp_path, tasks, workers=2, settings=settings)
@@ -165,8 +165,14 @@ def test_a_broken_scheduler_ends_the_cell_and_its_clients(tmp_path: Path) -> Non
     (tmp_path / "broken.py").write_text(BROKEN)
     tasks = [task("a", turns=3), task("b", turns=3)]
     with pytest.raises(SchedulerError, match="lost"):
-        played(tmp_path, tasks, workers=2, scheduler=f"{tmp_path}/broken.py:Broken")
-    assert not left_over(fake_client.__file__)
+        played(
+            tmp_path,
+            tasks,
+            workers=2,
+            driver=FakeDriver(HANGING),
+            scheduler=f"{tmp_path}/broken.py:Broken",
+        )
+    assert not left_over(HANGING)
 
 
 def test_in_front_of_another_router_our_proxy_sees_the_turns(tmp_path: Path) -> None:
@@ -186,11 +192,12 @@ def test_interrupted_it_leaves_nothing_running(tmp_path: Path) -> None:
         "from tests.agents.stage import play\n"
         "from workloads.agents.base import AgentTask\n"
         "folder = pathlib.Path(sys.argv[1])\n"
-        "tasks = [AgentTask('a', {'manner': 'hang'}), AgentTask('b', {'manner': 'hang'})]\n"
+        "payload = {'manner': 'hang', 'hang_s': sys.argv[2]}\n"
+        "tasks = [AgentTask('a', payload), AgentTask('b', payload)]\n"
         "asyncio.run(play(folder, tasks, workers=2))\n"
     )
     root = Path(__file__).parents[2]
-    harness = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=root)
+    harness = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), HANGING], cwd=root)
     try:
         wait_until(lambda: all((tmp_path / "agents" / name / "hanging").exists() for name in "ab"))
     finally:

@@ -162,6 +162,7 @@ class ClientProcess:
                 self._signal(signal.SIGKILL)
                 await process.wait()
         self._process = None
+        await _close_streams(process)
 
     def kill_now(self) -> None:
         """As `kill`, without waiting: for when there is no time to."""
@@ -210,3 +211,13 @@ class ClientProcess:
         except OSError:
             return "(no log)"
         return "\n".join(text.splitlines()[-15:]) or "(it printed nothing)"
+
+
+async def _close_streams(process: asyncio.subprocess.Process) -> None:
+    """Leave no pipe of a process that is gone to the end of the event loop."""
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(TimeoutError, ValueError):
+        async with asyncio.timeout(1.0):
+            while process.stdout is not None and await process.stdout.read(1 << 16):
+                pass
