@@ -37,6 +37,10 @@ def emulate(
             min=1, max=65535, help="Publish KV events: port of the first replica; others follow."
         ),
     ] = None,
+    misbehave: Annotated[
+        bool,
+        typer.Option("--misbehave", help="Go wrong when told to, at /misbehave."),
+    ] = False,
 ) -> None:
     """Serve emulated vLLM replicas, one port each, until Ctrl-C.
 
@@ -70,5 +74,6 @@ def emulate(
         script=read_script(script) if script is not None else None,
         link=link_of(cluster),
         kv_port=kv_events_port,
+        misbehave=misbehave,
         tell=console.notes().print,
     )

@@ -52,6 +52,17 @@ IdleExpiry = Annotated[
 ]
 Poll = Annotated[float, typer.Option(metavar="SECONDS", help="Between looks at engine metrics.")]
 Wait = Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the engines.")]
+TurnIdle = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="An engine silent for this long is given up; 0: never."),
+]
+TurnTotal = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="A turn may take this long, waiting included; 0: no end."),
+]
+TextMemory = Annotated[
+    int, typer.Option(min=1, metavar="MIB", help="Text kept to find prompts that begin alike.")
+]
 AllowUrls = Annotated[
     bool, typer.Option("--allow-urls", help="Let requests name URLs and files to fetch.")
 ]
@@ -134,6 +145,9 @@ def serve_settings(
     poll: float,
     wait: float,
     allow_urls: bool,
+    turn_idle: float = 600.0,
+    turn_total: float = 0.0,
+    text_memory: int = 256,
 ) -> ServeSettings:
     """Options as the gateway's settings."""
     from harness.live.gateway import GatewaySettings
@@ -144,13 +158,20 @@ def serve_settings(
     for name, value in (("--idle-expiry", idle_expiry), ("--poll", poll)):
         if not value > 0:
             raise UsageError(f"{name} {value:g}: must be above 0", "give a number of seconds")
+    for name, value in (("--turn-idle", turn_idle), ("--turn-total", turn_total)):
+        if not value >= 0:
+            raise UsageError(f"{name} {value:g}: must not be negative", "0 means no limit")
     return ServeSettings(
         host=host,
         port=port,
         admin_port=admin_port,
         capacity_share=share,
         wait_s=wait,
-        driver=DriverSettings(idle_expiry_s=idle_expiry),
-        gateway=GatewaySettings(allow_urls=allow_urls),
+        driver=DriverSettings(
+            idle_expiry_s=idle_expiry,
+            turn_idle_s=turn_idle or None,
+            turn_total_s=turn_total or None,
+        ),
+        gateway=GatewaySettings(allow_urls=allow_urls, text_bytes=text_memory << 20),
         poll=PollSettings(interval_s=poll),
     )

@@ -62,7 +62,7 @@ class ControlPlane:
         self.scheduler = scheduler
         self.ledger = Ledger(replicas, progress)
         self._view = facade(self.ledger)
-        self._capacities = {replica.id: replica.capacity.usable for replica in replicas}
+        self.capacities = {replica.id: replica.capacity.usable for replica in replicas}
         self._log = log
         self._attempt_count = 0
         self._unchecked = 0
@@ -108,7 +108,7 @@ class ControlPlane:
         if open_sessions > 1 and self._unchecked < records:
             return
         self._unchecked = 0
-        changed = tampering(self.ledger, self._capacities)
+        changed = tampering(self.ledger, self.capacities)
         if changed is not None:
             raise ContractError(f"changed what it may only read: {changed}")
 

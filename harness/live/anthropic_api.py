@@ -15,6 +15,7 @@ from harness.live.dialect import (
     Reading,
     Reply,
     encode,
+    is_count,
     refuse_addresses,
     rewritten,
 )
@@ -125,11 +126,14 @@ class CountTokens(AnthropicDialect):
 def anthropic_usage(usage: Any) -> Usage | None:
     """Usage of the Messages API, whose input tokens leave out what was read from or written to
     the cache."""
-    if not isinstance(usage, dict) or not isinstance(usage.get("input_tokens"), int):
+    if not isinstance(usage, dict) or not is_count(usage.get("input_tokens")):
         return None
     read, written = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
+    output = usage.get("output_tokens") or 0
+    if not all(is_count(count or 0) for count in (read, written, output)):
+        return None
     prompt = usage["input_tokens"] + (read or 0) + (written or 0)
-    return Usage(prompt, read if isinstance(read, int) else None, usage.get("output_tokens") or 0)
+    return Usage(prompt, read, output)
 
 
 def shown_usage(usage: Usage | None, tokens: int) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def emulate(
     tell: Tell,
     link: LinkSpec | None = None,
     kv_port: int | None = None,
+    misbehave: bool = False,
 ) -> None:
     """Serve emulated replicas until SIGINT or SIGTERM. Arguments as those of `FleetServer`.
 
@@ -123,7 +124,7 @@ def emulate(
         ListenError: a port cannot be listened on.
         UsageError: KV events cannot be published on one.
     """
-    fleet = FleetServer(specs, settings, script, speed, link, kv_port)
+    fleet = FleetServer(specs, settings, script, speed, link, kv_port, misbehave)
     uvloop.run(_emulate(fleet, host, port, tell))
 
 

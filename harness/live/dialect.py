@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
@@ -220,11 +220,16 @@ def openai_usage(usage: Any) -> Usage | None:
     if not isinstance(usage, dict):
         return None
     prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
-    if not isinstance(prompt, int) or not isinstance(output, int):
+    if not (is_count(prompt) and is_count(output)):
         return None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(prompt, cached if isinstance(cached, int) else None, output)
+    return Usage(prompt, cached if is_count(cached) and cached <= prompt else None, output)
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether it can be a number of tokens; what cannot is not believed."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40
 
 
 def content_texts(content: Any) -> list[str]:

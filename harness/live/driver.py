@@ -171,6 +171,25 @@ class LiveDriver:
         self._close_one_off(turn.session)
         self._close_if_due(turn.session)
 
+    def give_up(self, live: LiveTurn, reason: str) -> None:
+        """The turn has taken too long, wherever it is: its client is told so."""
+        if live.ended:
+            return
+        if live.attempt is not None:
+            live.client.withdraw()
+            self.fail(live, reason, again=False)
+            return
+        now, turn = self.clock.now, live.turn
+        self._end(live, "failed", None)
+        self._feed(ev.ClientGone(now, turn.session, turn.id, None, None))
+        live.client.fail(reason)
+        self._close_one_off(turn.session)
+        self._close_if_due(turn.session)
+
+    def open_turns(self) -> list[LiveTurn]:
+        """Those that have arrived and not ended."""
+        return list(self._turns.values())
+
     def gone(self, live: LiveTurn) -> None:
         """The client left."""
         if live.ended:

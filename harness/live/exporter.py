@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 
 from harness.live.gateway import Gateway
@@ -29,6 +30,13 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+def _tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # a virtual clock, no event loop
+        return 0
+
+
 def _rows(gateway: Gateway, gauges: Mapping[str, Gauges]) -> Iterator[Row]:
     driver = gateway.driver
     ledger = driver.plane.ledger
@@ -39,6 +47,7 @@ def _rows(gateway: Gateway, gauges: Mapping[str, Gauges]) -> Iterator[Row]:
     yield "bytes_per_token", "gauge", {}, gateway.ratio.value
     for name, value in sorted(driver.counts.items()):
         yield f"{name}_total", "counter", {}, value
+    yield "tasks", "gauge", {}, _tasks()
     legs = driver.legs
     yield "prefill_legs_total", "counter", {}, legs.prefill_legs
     yield "prefill_leg_seconds_total", "counter", {}, legs.prefill_ns / 1e9

@@ -12,10 +12,11 @@ from harness.live.dialect import JSON_TYPE, encode
 from harness.live.emulated_answers import Script
 from harness.live.emulated_kv import KvExchange
 from harness.live.emulator import EmulatedReplica, EmulatorSettings, SharedTexts
+from harness.live.faulty import Faulty
 from harness.live.http_server import HttpServer
 from harness.live.kv_publishing import KvPublisher
 from harness.live.parts import Role
-from harness.live.wire import Headers
+from harness.live.wire import Handler, Headers
 from harness.sim.async_engine import engine_for
 from harness.sim.engine_types import EngineParams, StepTime
 from harness.sim.links import LinkSpec
@@ -104,6 +105,7 @@ class FleetServer:
         link: what replicas hand KV over; None: they do not.
         kv_port: port of the first replica's KV events, the others follow, then their replays;
             0: any free ports; None: there are none.
+        misbehave: replicas go wrong when told to at `/misbehave`.
     """
 
     specs: Sequence[EngineSpec]
@@ -112,10 +114,13 @@ class FleetServer:
     speed: float = 1.0
     link: LinkSpec | None = None
     kv_port: int | None = None
+    misbehave: bool = False
     replicas: list[EmulatedReplica] = field(default_factory=list)
     urls: list[str] = field(default_factory=list)
     publishers: list[KvPublisher] = field(default_factory=list)
     """Of KV events, one for each replica; empty if there are none."""
+    faults: list[Faulty] = field(default_factory=list)
+    """What makes each replica go wrong; empty without `misbehave`."""
     _servers: list[HttpServer] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -129,12 +134,17 @@ class FleetServer:
         clock = LoopClock(asyncio.get_running_loop(), self.speed)
         self.replicas = emulated_replicas(self.specs, clock, self.settings, self.script, self.link)
         for index, replica in enumerate(self.replicas):
-            server = HttpServer(replica.handle, _refusal)
+            if self.misbehave:
+                self.faults.append(Faulty(replica.handle))
+            server = HttpServer(self._handler(index), _refusal)
             self._servers.append(server)
             bound = await server.listen(host, port + index if port else 0)
             self.urls.append(f"http://{host}:{bound}")
             if self.kv_port is not None:
                 self._publish(replica, f"tcp://{host}", index)
+
+    def _handler(self, index: int) -> Handler:
+        return self.faults[index].handle if self.misbehave else self.replicas[index].handle
 
     def _publish(self, replica: EmulatedReplica, host: str, index: int) -> None:
         port, count = self.kv_port or 0, len(self.specs)
@@ -155,7 +165,7 @@ class FleetServer:
     async def restart_replica(self, index: int) -> None:
         """The replica comes back on its port, empty."""
         host, _, port = self.urls[index].removeprefix("http://").partition(":")
-        server = HttpServer(self.replicas[index].handle, _refusal)
+        server = HttpServer(self._handler(index), _refusal)
         self._servers[index] = server
         await server.listen(host, int(port))
 

@@ -31,6 +31,8 @@ class GatewaySettings:
     """Until engines have reported usage. Our choice, a common rule of thumb."""
     learn_ratio: bool = True
     """Correct the bytes per token by what engines report (ThunderAgent's EWMA)."""
+    text_bytes: int = 256 << 20
+    """Text kept to find prompts that begin alike; least recently used text goes first."""
     passed: frozenset[str] = frozenset()
     """Paths among /v1/messages and /v1/responses that the engines serve themselves: passed
     through. The others are translated to chat completions."""
@@ -67,7 +69,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.ratio = TokenRatio(self.settings.bytes_per_token)
-        self.texts = TextTree(self.ratio)
+        self.texts = TextTree(self.ratio, text_limit=self.settings.text_bytes)
         if not self.dialects:
             self.dialects = default_dialects(self.settings)
         self._by_path = {dialect.path: dialect for dialect in self.dialects}

@@ -36,6 +36,8 @@ _NAMES: dict[str, str] = {
     "vllm:nixl_xfer_time_seconds_sum": "transfer_s",
     "vllm:nixl_bytes_transferred_sum": "transfer_bytes",
 }
+_MOST = 1e15
+"""No gauge or counter of an engine gets there."""
 _CONFIG = "vllm:cache_config_info"
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -79,7 +81,7 @@ def read_gauges(page: str) -> Gauges:
     sample = ReplicaSample(
         running=_total(found, "running"),
         waiting=_total(found, "waiting"),
-        kv_usage=math.fsum(usage) / len(usage) if usage else None,
+        kv_usage=min(1.0, math.fsum(usage) / len(usage)) if usage else None,
         prefix_queries=_total(found, "prefix_queries"),
         prefix_hits=_total(found, "prefix_hits"),
         preemptions=_total(found, "preemptions"),
@@ -110,14 +112,15 @@ def _samples(page: str) -> Iterator[tuple[str, str, float]]:
             value = float(text)
         except ValueError:
             continue
-        if math.isfinite(value):
+        if 0 <= value <= _MOST:  # what an engine cannot have is not believed
             yield name.strip(), labels, value
 
 
 def _configured(labels: str) -> int:
     values = dict(_LABEL.findall(labels))
     try:
-        return int(values["block_size"]) * int(values["num_gpu_blocks"])
+        size, blocks = int(values["block_size"]), int(values["num_gpu_blocks"])
+        return size * blocks if size > 0 and 0 < blocks <= _MOST else 0
     except (KeyError, ValueError):  # vLLM writes "None" until it has profiled
         return 0
 

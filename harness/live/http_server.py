@@ -293,6 +293,11 @@ class _Exchange:
         else:
             self._connection.write(part)
 
+    def raw(self, data: bytes) -> None:
+        """Write bytes as they are, whatever that makes of the answer (faults to rehearse)."""
+        if not self._ended and self._connection.open:
+            self._connection.write(data)
+
     def end(self) -> None:
         if self._ended:
             return

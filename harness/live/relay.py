@@ -69,6 +69,7 @@ class Relay:
         self._head_sent = False
         self._over = False
         self._verdict = 502
+        self._heard = 0
         exchange.on_gone = self._client_gone
         exchange.on_pressure = self._client_pressure
 
@@ -166,14 +167,26 @@ class Relay:
             self._call.catch_up()
         return self.reply.tokens
 
+    def heard(self) -> int:
+        return self._heard
+
+    def fell_silent(self, reason: str) -> None:
+        if self._head_sent:
+            self._give_up(504, reason)
+        else:
+            self._verdict = 504
+            self._retry(reason)
+
     # What the engine answers.
 
     def engine_head(self, status: int, headers: Mapping[str, str]) -> None:
         self._status, self._headers = status, headers
+        self._heard += 1
         kind = headers.get("content-type", "")
         self._streamed_body = status == 200 and kind.startswith(EVENT_STREAM)
 
     def engine_data(self, part: bytes) -> None:
+        self._heard += 1
         if not self._streamed_body:
             self._body.append(part)
             return

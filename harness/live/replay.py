@@ -128,6 +128,10 @@ class Replayer:
             delay = self._settings.start_spread_s * position / count
             self._schedule_start(self._queue.popleft(), nanoseconds(delay))
 
+    def take_no_more(self) -> None:
+        """Let the sessions under way end, and start no further ones."""
+        self._queue.clear()
+
     def stop(self) -> None:
         """Give up: cancel what is in flight and start nothing more."""
         self._stopped = True

@@ -14,6 +14,7 @@ from harness.live.dialect import (
     Reply,
     RequestError,
     encode,
+    is_count,
     refuse_addresses,
     rewritten,
 )
@@ -76,12 +77,15 @@ class PassedResponses(Responses):
 
 def responses_usage(usage: Any) -> Usage | None:
     """Usage of the Responses API, where input tokens include cached ones."""
-    if not isinstance(usage, dict) or not isinstance(usage.get("input_tokens"), int):
+    if not isinstance(usage, dict) or not is_count(usage.get("input_tokens")):
+        return None
+    output = usage.get("output_tokens") or 0
+    if not is_count(output):
         return None
     details = usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    known = cached if isinstance(cached, int) else None
-    return Usage(usage["input_tokens"], known, usage.get("output_tokens") or 0)
+    known = is_count(cached) and cached <= usage["input_tokens"]
+    return Usage(usage["input_tokens"], cached if known else None, output)
 
 
 @dataclass(slots=True)

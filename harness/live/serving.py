@@ -23,8 +23,10 @@ from harness.live.gateway import Gateway, GatewaySettings, Observer
 from harness.live.gauges import Gauges, read_gauges
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer, Limits
+from harness.live.invariants import InvariantChecker, asked_for
 from harness.live.kv_events import KvStream, KvSubscriber
 from harness.live.legs import Bootstrap
+from harness.live.overdue import Overdue
 from harness.live.planners import ProcessPlanner
 from harness.live.polling import (
     Poller,
@@ -140,6 +142,7 @@ class ServedGateway:
         self.poller: Poller
         self.failure: asyncio.Future[SchedulerError]
         self._servers: list[HttpServer] = []
+        self._looking: list[Overdue | InvariantChecker] = []
         self._decisions: deque[DecisionRecord] = deque(maxlen=DECISIONS_KEPT)
         self._planner = ProcessPlanner(policy.target, self._planning_failed)
 
@@ -200,6 +203,11 @@ class ServedGateway:
         self.poller = Poller(self.driver, senders, clock, self.settings.poll, saw_gauges)
         self.gateway.poller = self.poller
         self.poller.start()
+        self._looking.append(Overdue(self.driver, self.poller.suspect))
+        if asked_for():
+            self._looking.append(InvariantChecker(self.driver, self._broken))
+        for each in self._looking:
+            each.start()
         for name, endpoint in self._kv_events.items():
             cleared = partial(self.driver.kv_changed, name, cleared=True)
             self._subscribers.append(KvSubscriber(endpoint, KvStream(cleared)))
@@ -223,6 +231,8 @@ class ServedGateway:
             await server.close()
         if hasattr(self, "poller"):
             self.poller.stop()
+        for each in self._looking:
+            each.stop()
         for subscriber in self._subscribers:
             await subscriber.close()
         for client in self.clients.values():

@@ -19,6 +19,12 @@ class DriverSettings:
     """A session with no turn for this long is closed (ThunderAgent's fixed mode, our default)."""
     max_attempts: int = 3
     """Dispatches of one turn before its client is told of the failure. Our choice."""
+    turn_idle_s: float | None = 600.0
+    """An engine that sends nothing for this long has fallen silent: the turn goes elsewhere, or
+    fails if its client has seen tokens. None: it is waited for. Our choice: longer than a full
+    engine lets a prompt queue."""
+    turn_total_s: float | None = None
+    """A turn is given up this long after its arrival, waiting included; None: never."""
 
 
 class TurnClient(Protocol):
@@ -39,6 +45,14 @@ class TurnClient(Protocol):
 
     def streamed(self) -> int:
         """Output tokens that have come by now."""
+        ...
+
+    def heard(self) -> int:
+        """Grows with whatever comes from the replica."""
+        ...
+
+    def fell_silent(self, reason: str) -> None:
+        """The replica is not waited for any longer."""
         ...
 
 

@@ -57,6 +57,12 @@ class Client:
     def streamed(self) -> int:
         return 1
 
+    def heard(self) -> int:
+        return 0
+
+    def fell_silent(self, reason: str) -> None:
+        assert self.ended is None
+
 
 class World:
     """A driver on a virtual clock, and the turns it was given."""
