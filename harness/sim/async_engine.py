@@ -123,7 +123,8 @@ class AsyncEngine(Engine):
             return super()._wake_in_stretch()
         # The step after the stretch is composed when the last one of it starts.
         stretch = self._stretch
-        return (stretch.start_ps + stretch.cost(stretch.steps - 1)) // PS_PER_NS + 1
+        last = stretch.start_ps + stretch.cost(stretch.steps - 1)
+        return max(last, self._seen_ps) // PS_PER_NS + 1
 
     def _expect(self, time_ps: int) -> None:
         if self._batch is not None and not self._batch.stuck:
