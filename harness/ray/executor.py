@@ -28,8 +28,6 @@ LOOK_S = 0.5
 HEAD = "node:__internal_head__"
 """Resource that Ray gives to the node of a cluster's head."""
 
-_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-
 
 def address_of(executor: str) -> str | None:
     """The address in `ray` (None) or `ray://HOST:PORT`.
@@ -212,10 +210,9 @@ def _failure(job: CellJob, cause: BaseException, text: str) -> CellFailure:
 
 
 def _task(ray: Any) -> Any:
-    """A worker process plays one cell; what is lost, we start again ourselves."""
-    return ray.remote(
-        num_cpus=1, max_retries=0, max_calls=1, runtime_env={"env_vars": _ONE_THREAD}
-    )(_play)
+    """What is lost, we start again ourselves. A worker may play several cells after each other,
+    since each has a process of its own."""
+    return ray.remote(num_cpus=1, max_retries=0)(_play)
 
 
 def _play(
