@@ -43,13 +43,22 @@ def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
     yield (
         f"  cells       {len(plan.cells)} = {_count(loads, 'load')} x "
         f"{_count(len(plan.arms), 'scheduler')} x {_count(len(seeds), 'seed')}; "
-        f"{_turns(plan):,} turns to play, roughly {duration(estimate_s(plan, jobs))}"
+        + (
+            f"{_turns(plan):,} turns to play, roughly {duration(estimate_s(plan, jobs))}"
+            if plan.live is None
+            else "one at a time, as long as they take"
+        )
     )
     for warning in plan.warnings():
         yield f"  warning     {warning}"
 
 
 def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[str]:
+    if workload.driver is not None:
+        loads = ", ".join(map(str, workload.loads))
+        yield f"  workload    {workload.name} (real agents): {loads} workers"
+        yield f"              {_count(workload.sessions, 'task')}"
+        return
     origin = " and ".join(workload.origins)
     plural = "worker" if workload.loads == (1,) else "workers"
     workers = ", ".join(map(str, workload.loads)) + f" {plural}"

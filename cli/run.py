@@ -108,6 +108,8 @@ def run(
     for line in plan_lines(planned, folder, jobs):
         print(line, file=sys.stdout if dry_run else sys.stderr)
     if dry_run:
+        for command in planned.commands():
+            print(f"  command     {command}")
         return
     with show_progress(console.notes(), planned) as watcher:
         result = execute(planned, folder, jobs=jobs, watcher=watcher, executor=executor)

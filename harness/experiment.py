@@ -125,7 +125,7 @@ def execute(
         UsageError: there is no such executor, or it cannot run these cells.
         RunDirectoryError: the folder cannot be used, or is another run's.
     """
-    from harness.fleets import running_fleet
+    from harness.fleets import fleet_of, started
     from harness.pool import Outcome, cores, run_cells
     from results.store import RunStore
 
@@ -136,6 +136,7 @@ def execute(
 
         on_ray.check(executor, planned)
     with ExitStack() as stack:
+        fleet = stack.enter_context(fleet_of(planned, folder))
         store = stack.enter_context(
             RunStore.open(folder, planned.spec.text, planned.manifest(planned.label))
         )
@@ -150,7 +151,7 @@ def execute(
                 failures.append(failure)
             watch.ended(job.cell, failure)
 
-        fleet = stack.enter_context(running_fleet(planned, store.path)) if to_run else None
+        running = started(fleet, store.path) if fleet is not None and to_run else None
         def on_progress(job: CellJob, sessions: int, turns: int) -> None:
             watch.progressed(job.cell, sessions, turns)
 
@@ -159,7 +160,7 @@ def execute(
                 to_run,
                 # What is timed for real has the machine to itself.
                 parallel=(jobs or cores()) if planned.live is None else 1,
-                prepare=fleet.prepare if fleet is not None else lambda job: job,
+                prepare=running.prepare if running is not None else lambda job: job,
                 on_progress=on_progress,
                 on_end=on_end,
             )

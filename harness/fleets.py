@@ -38,29 +38,41 @@ class RunningFleet:
             replicas=tuple(self.replicas),
             reset=done,
             served_model=job.live.settings.served_model or self.fleet.model,
+            gpus=tuple(self.fleet.gpus),
         )
         return replace(job, live=live)
 
 
 @contextmanager
-def running_fleet(plan: Plan, folder: Path) -> Iterator[RunningFleet | None]:
-    """The replicas of a run, while it goes on; None where cells bring their own.
+def fleet_of(plan: Plan, folder: Path) -> Iterator[Fleet | None]:
+    """The replicas of a run, not started yet, and closed at the end; None where cells bring their
+    own. Says what is missing before a run folder is made.
 
     Raises:
-        AgentschedError: an engine did not come up, with the end of its log.
+        UsageError: the engine is not installed, or does not go with topology and machine.
     """
     if plan.live is None or plan.spec.engine == "emulator":
         yield None
         return
     fleet = _fleet(plan, folder / FOLDER)
     try:
-        replicas = fleet.start()
-        with disk(folder, "write what was started"):
-            (folder / FOLDER).mkdir(exist_ok=True)
-            (folder / FOLDER / "fleet.json").write_bytes(canonical_json(dict(fleet.facts())))
-        yield RunningFleet(fleet, replicas)
+        yield fleet
     finally:
         fleet.close()
+
+
+def started(fleet: Fleet, folder: Path) -> RunningFleet:
+    """Start the replicas, and keep what was started.
+
+    Raises:
+        AgentschedError: an engine did not come up, with the end of its log.
+    """
+    with disk(folder, "write what was started"):
+        (folder / FOLDER).mkdir(exist_ok=True)
+    replicas = fleet.start()
+    with disk(folder, "write what was started"):
+        (folder / FOLDER / "fleet.json").write_bytes(canonical_json(dict(fleet.facts())))
+    return RunningFleet(fleet, replicas)
 
 
 def _fleet(plan: Plan, logs: Path) -> Fleet:

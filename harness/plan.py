@@ -455,17 +455,18 @@ def _agents_of(spec: RunSpec, wanted: WorkloadSpec) -> str | None:
         return None
     from workloads.agents.registry import agent_workloads, find_driver
 
-    if wanted.name not in agent_workloads():
-        if wanted.play == "agents":
-            find_driver(wanted.name)  # raises
+    name = wanted.agents_of or wanted.name
+    if name not in agent_workloads():
+        if wanted.play == "agents" or wanted.agents_of is not None:
+            find_driver(name)  # raises
         return None
-    return wanted.name
+    return name
 
 
-def _played_by_agents(spec: RunSpec, wanted: WorkloadSpec) -> PlannedWorkload:
+def _played_by_agents(spec: RunSpec, wanted: WorkloadSpec, name: str) -> PlannedWorkload:
     from workloads.agents.registry import find_driver
 
-    driver = find_driver(wanted.name)
+    driver = find_driver(name)
     driver.check(wanted.agents)
     if spec.live.get("time_scale", 1.0) != 1.0:
         raise UsageError("real agents run in real time", "leave out live.time_scale")
@@ -473,22 +474,23 @@ def _played_by_agents(spec: RunSpec, wanted: WorkloadSpec) -> PlannedWorkload:
         raise UsageError("real agents are taken up by workers", "give `workers`, not `arrivals`")
     tasks = driver.tasks(wanted.agents, sessions=wanted.sessions, seed=spec.seeds[0])
     return PlannedWorkload(
-        name=wanted.name,
-        source=wanted.name,
+        name=name,
+        source=name,
         spec=wanted,
-        origins=("recorded",),
+        origins=("agents",),
         sessions=len(tasks),
         turns=0,
         prompt_tokens=0,
         output_tokens=0,
         over_limit=0,
-        driver=wanted.name,
+        driver=name,
     )
 
 
 def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> PlannedWorkload:
-    if _agents_of(spec, wanted) is not None:
-        return _played_by_agents(spec, wanted)
+    agents = _agents_of(spec, wanted)
+    if agents is not None:
+        return _played_by_agents(spec, wanted, agents)
     name = source = wanted.name
     if wanted.name not in workload_names():
         path = spec.path_of(wanted)

@@ -117,6 +117,9 @@ class WorkloadSpec(_Model):
     """Of a generated workload."""
     play: Literal["auto", "agents", "replay"] = "auto"
     """On live engines: real agents, or a replay; auto: agents where the workload has them."""
+    agents_of: Text | None = None
+    """The workload whose real agents play it on live engines, where the generated sessions have
+    another name; None: its own."""
     agents: dict[Text, Any] = {}
     """Settings of the real agents, such as `tasks`."""
     published_as: Text | None = None

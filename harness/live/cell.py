@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from harness.live.replica_watch import ReplicaWatch
 from harness.live.run import engine_counters, kv_counters, run_emulated, step_facts
 from harness.live.serving import find_policy
 from harness.live.settings import LiveSettings
+from results.cells import disk
 from results.records import Label
 
 if TYPE_CHECKING:
@@ -56,6 +58,10 @@ class LiveJob:
     """An external router, as `harness.live.routers` finds it, in place of a scheduler."""
     replicas: tuple[ReplicaAddress, ...] = ()
     """Running ones; the emulator's start with the cell."""
+    gpus: tuple[int, ...] = ()
+    """GPUs of theirs that are looked at."""
+    telemetry_interval_s: float | None = None
+    """Between looks at GPUs and host; None: at neither."""
     reset: Mapping[str, Any] = field(default_factory=dict)
     """What was done to them before the cell."""
 
@@ -77,7 +83,31 @@ def play(
     """
     if live.engine == "emulator" and live.settings.virtual_clock:
         return _play_virtual(job, recorder, progress)
-    return uvloop.run(_play(job, live, folder, recorder, progress))
+    with _telemetry(live, folder) as figures:
+        played = uvloop.run(_play(job, live, folder, recorder, progress))
+    return replace(played, facts={**played.facts, **figures})
+
+
+@contextmanager
+def _telemetry(live: LiveJob, folder: Path) -> Iterator[dict[str, Any]]:
+    """Look at GPUs and host meanwhile; what came of it is in the dictionary at the end."""
+    figures: dict[str, Any] = {}
+    if live.telemetry_interval_s is None:
+        yield figures
+        return
+    from harness.live.engines.telemetry import TelemetryThread
+
+    looking = TelemetryThread(live.gpus, live.telemetry_interval_s)
+    looking.start()
+    try:
+        yield figures
+    finally:
+        summary = looking.stop()
+        with disk(folder, "write telemetry"):
+            looking.telemetry.write(folder / "telemetry.csv")
+        figures |= {k: v for k, v in asdict(summary).items() if v is not None}
+        if "missing" in figures:
+            figures["gpu_telemetry_missing"] = figures.pop("missing")
 
 
 def _play_virtual(job: CellJob, recorder: Recorder, progress: Callable[[int, int], None]) -> Played:

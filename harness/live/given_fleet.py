@@ -45,6 +45,11 @@ class GivenFleet:
             for url, (name, role) in zip(urls, replicas, strict=True)
         ]
 
+    @property
+    def gpus(self) -> Sequence[int]:
+        """Not known: they may be anywhere."""
+        return ()
+
     def start(self) -> Sequence[ReplicaAddress]:
         for replica in reversed(self._replicas):
             try:

@@ -44,6 +44,11 @@ class Fleet(Protocol):
         """Name that the replicas serve the model under; known after `start`."""
         ...
 
+    @property
+    def gpus(self) -> Sequence[int]:
+        """GPUs of this machine that the replicas use, as nvidia-smi numbers them."""
+        ...
+
     def start(self) -> Sequence[ReplicaAddress]:
         """Start all, wait until each has generated a token.
 
