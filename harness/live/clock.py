@@ -18,8 +18,11 @@ class Clock(Protocol):
         """Nanoseconds since the start of the run."""
         ...
 
-    def at(self, time: int, priority: Priority, action: Callable[[], None]) -> None:
-        """Call `action` at `time`. Priority orders what falls on the same virtual nanosecond."""
+    def at(self, time: int, priority: Priority, action: Callable[[], None], rank: int = 0) -> None:
+        """Call `action` at `time`.
+
+        Priority, then rank, order what falls on the same virtual nanosecond.
+        """
         ...
 
 
@@ -40,7 +43,7 @@ class LoopClock:
         passed = monotonic_ns() - self._start
         return max(self._floor, passed if self._speed == 1.0 else int(passed * self._speed))
 
-    def at(self, time: int, priority: Priority, action: Callable[[], None]) -> None:
+    def at(self, time: int, priority: Priority, action: Callable[[], None], rank: int = 0) -> None:
         delay = max(0, time - self.now) / (self._speed * 1e9)
         self._loop.call_later(delay, self._fire, time, action)
 

@@ -69,6 +69,7 @@ class EmulatedReplica:
         clock: drives the engine; shared by everything that must agree on time.
         script: what to answer; None: made-up words.
         exchange: through which it hands KV over; None: it does not.
+        rank: of its engine among those on the clock, from 1 (`harness.sim.fleet.Fleet`).
     """
 
     def __init__(
@@ -83,13 +84,14 @@ class EmulatedReplica:
         *,
         role: Role = "mixed",
         exchange: KvExchange | None = None,
+        rank: int = 1,
     ) -> None:
         self.name, self.role = name, role
         self.engine = engine
         self.settings = settings or EmulatorSettings()
         self._texts, self.clock, self._script = texts, clock, script
         self.exchange = exchange
-        self._fleet = Fleet(cast(VirtualClock, clock), {name: engine}, self._engine_event)
+        self._fleet = Fleet(cast(VirtualClock, clock), {name: engine}, self._engine_event, rank)
         self._flights: dict[int, Flight] = {}
         self._count = 0
         self._ticking = False

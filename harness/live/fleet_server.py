@@ -91,8 +91,9 @@ def emulated_replicas(
             script,
             role=spec.role,
             exchange=exchange,
+            rank=rank,
         )
-        for spec in specs
+        for rank, spec in enumerate(specs, 1)
     ]
 
 

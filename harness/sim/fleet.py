@@ -15,6 +15,8 @@ class Fleet:
 
     Args:
         deliver: is given each engine event when its time has come.
+        rank: of the first engine. At one nanosecond engines are woken in order of rank, the first
+            above 0: when each was told its time depends on how far engines may jump.
     """
 
     def __init__(
@@ -22,11 +24,13 @@ class Fleet:
         clock: Clock,
         engines: dict[str, Engine],
         deliver: Callable[[str, EngineEvent], None],
+        rank: int = 1,
     ) -> None:
         self._clock = clock
         self._engines = engines
         self._deliver = deliver
         self._wakes: dict[str, int | None] = dict.fromkeys(engines)
+        self._ranks = {replica: rank + i for i, replica in enumerate(engines)}
 
     @property
     def names(self) -> list[str]:
@@ -87,7 +91,8 @@ class Fleet:
         if at != self._wakes[replica]:
             self._wakes[replica] = at
             if at is not None:
-                self._clock.at(at, Priority.ENGINE, partial(self._wake, replica, at))
+                wake = partial(self._wake, replica, at)
+                self._clock.at(at, Priority.ENGINE, wake, self._ranks[replica])
 
     def _wake(self, replica: str, at: int) -> None:
         if self._wakes[replica] != at:

@@ -14,7 +14,7 @@ from harness.sim.content import ContentIndex
 from harness.sim.cpu_offload import CpuTier
 from harness.sim.driver import SimDriver
 from harness.sim.engine import Engine
-from harness.sim.engine_types import DecodePiece, EngineParams
+from harness.sim.engine_types import DecodePiece, EngineParams, StepTime
 from harness.sim.links import LinkSpec
 from harness.sim.service import Listener, Service
 from harness.sim.settings import SimSettings
@@ -83,12 +83,14 @@ def play(
     context_limit: int = 100_000,
     roles: Sequence[Role] = (),
     tiers: Mapping[str, CpuTier] | None = None,
+    step_time: StepTime | None = None,
 ) -> Played:
-    """Run sessions on replicas r0, r1, ... with flat step times."""
+    """Run sessions on replicas r0, r1, ..., with flat step times unless others are given."""
+    steps = step_time or FlatStep()
     params = params or EngineParams(null_blocks=0)
     contents = ContentIndex(params.block_size)
     names = [f"r{i}" for i in range(replicas)]
-    engines = {name: engine_for(params, FlatStep(), blocks, contents) for name in names}
+    engines = {name: engine_for(params, steps, blocks, contents) for name in names}
     capacity = Capacity(blocks * params.block_size)
     records = Records()
     plane = ControlPlane(
