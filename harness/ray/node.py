@@ -55,12 +55,16 @@ def play(
     with TemporaryDirectory(prefix="agentsched-cell-") as temporary:
         root = Path(temporary)
         folder = root / "run" / "cells" / job.cell.name
+
+        def on_progress(_: CellJob, sessions: int, turns: int) -> None:
+            send(("progress", sessions, turns))
+
         outcomes: list[dict[str, Any] | CellFailure] = []
         with _Tail(folder, send):
             run_cells(
                 [_moved(job, inputs, root)],
                 parallel=1,
-                on_progress=lambda _, sessions, turns: send(("progress", sessions, turns)),
+                on_progress=on_progress,
                 on_end=lambda _, outcome: outcomes.append(outcome),
             )
         found = sorted(folder.iterdir()) if folder.is_dir() else []
