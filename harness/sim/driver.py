@@ -340,6 +340,9 @@ class SimDriver:
         self._feed(ev.TurnFailed(self.clock.now, session, turn_id, attempt, replica, reason))
         self._fail_turn(agent, "too_long", reason)
 
+    def unreachable(self, attempt: int, replica: str) -> None:
+        self._lose(attempt, replica)
+
     def finished(self, served: Served) -> None:
         agent = self._end_flight(served.attempt)
         now, opened, session = self.clock.now, agent.open, agent.session
@@ -417,6 +420,7 @@ class SimDriver:
         now = self.clock.now
         if fault.kind == "recovered":
             self._unsampled.discard(fault.replica)
+            self._service.recover(fault.replica)
             self._feed(ev.ReplicaRecovered(now, fault.replica))
         elif fault.kind == "metrics-stop":
             self._unsampled.add(fault.replica)

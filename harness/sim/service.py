@@ -59,6 +59,7 @@ class Listener(Protocol):
     def first_token(self, attempt: int, replica: str) -> None: ...
     def finished(self, served: Served) -> None: ...
     def refused(self, attempt: int, replica: str, reason: str) -> None: ...
+    def unreachable(self, attempt: int, replica: str) -> None: ...
 
 
 class _Flight:
@@ -118,6 +119,7 @@ class Service:
         self._listener = listener
         self._bytes = bytes_per_token
         self._flights: dict[int, _Flight] = {}
+        self._down: set[str] = set()
 
     @property
     def busy(self) -> bool:
@@ -143,7 +145,11 @@ class Service:
         return flight.leg
 
     def lose(self, replica: str) -> list[int]:
-        """The replica dies with its KV; returns the requests that end by it."""
+        """The replica dies with its KV; returns the requests that end by it.
+
+        One whose other leg was to follow on it does not: that is found out when its time has come.
+        """
+        self._down.add(replica)
         lost = self.fleet.reset(replica)
         if self.tiers:
             self.tiers[replica].lose()
@@ -156,6 +162,10 @@ class Service:
             if flight.request.prefill != replica:
                 self._free_copy(flight)
         return lost
+
+    def recover(self, replica: str) -> None:
+        """The replica answers again, and is empty."""
+        self._down.discard(replica)
 
     def streamed(self, attempt: int) -> int:
         """Output tokens of a request that its client has by now; 0 for an unknown one."""
@@ -199,6 +209,15 @@ class Service:
             ),
         )
 
+    def _second_leg(self, flight: _Flight) -> None:
+        request = flight.request
+        if request.decode not in self._down:
+            self._start(flight, request.decode, request.prompt_tokens)
+            return
+        del self._flights[request.attempt]
+        self._free_copy(flight)
+        self._listener.unreachable(request.attempt, request.decode)
+
     def _found(self, flight: _Flight) -> int:
         """Tokens of the prompt that the store has, or the memory beside the first replica."""
         if self.tiers:
@@ -227,7 +246,7 @@ class Service:
             self._offload(flight, replica, flight.request.prompt_tokens)
             self._listener.leg_finished(event.id, replica)
             if event.id in self._flights:
-                self._start(flight, flight.request.decode, flight.request.prompt_tokens)
+                self._second_leg(flight)
         else:
             self._finish(flight, event, replica)
 

@@ -75,6 +75,35 @@ def test_two_legs_to_the_nanosecond() -> None:
     assert played.driver.service_counters()["kv.transferred_gb"] == 0.048
 
 
+def test_a_decoder_that_dies_during_the_prefill_is_missed_afterwards() -> None:
+    """Prefill of 32 tokens on r0: 42 ms; r1 is lost at 20 ms. The turn is then sent to r0, which
+    has 16 of its tokens (a hit leaves one token to compute): 26 ms, and two more at 10 ms."""
+    faults = (Fault(0.02, "r1", "lost"),)
+    played = play(
+        [session("a", TurnSpec(32, 3))],
+        TwoLegs(),
+        replicas=2,
+        roles=ROLES,
+        settings=SimSettings(faults=faults),
+    )
+    [turn] = played.records.turns
+    assert (turn.status, turn.attempts, turn.replica) == ("ok", 2, "r0")
+    assert turn.dispatched == 42 * MS
+    assert turn.first_token == 68 * MS
+    assert turn.finished == 88 * MS
+    assert not played.driver.service_counters()["kv.transfers"]
+    _check(played, [session("a", TurnSpec(32, 3))])
+    back = (*faults, Fault(0.03, "r1", "recovered"))
+    played = play(
+        [session("a", TurnSpec(32, 3))],
+        TwoLegs(),
+        replicas=2,
+        roles=ROLES,
+        settings=SimSettings(faults=back),
+    )
+    assert (played.records.turns[0].attempts, played.records.turns[0].replica) == (1, "r1")
+
+
 def test_transfers_share_the_link() -> None:
     # Two prompts in one step of 10 + 40 ms; each moves 20 MB in 4 ms, one after the other.
     both = [session(name, TurnSpec(20, 1)) for name in "ab"]
