@@ -37,6 +37,9 @@ def emulate(
             min=1, max=65535, help="Publish KV events: port of the first replica; others follow."
         ),
     ] = None,
+    allow_anyone: Annotated[
+        bool, typer.Option("--allow-anyone", help="Listen on an address that others can reach.")
+    ] = False,
     misbehave: Annotated[
         bool,
         typer.Option("--misbehave", help="Go wrong when told to, at /misbehave."),
@@ -49,12 +52,14 @@ def emulate(
     from dataclasses import replace
 
     from harness.capacity import resolve_cluster
+    from harness.live.access import Access, check_exposure
     from harness.live.daemon import emulate as run
     from harness.live.emulated_answers import read_script
     from harness.live.emulator import EmulatorSettings
     from harness.live.fleet_server import link_of, specs_of
     from harness.sim.engine_types import EngineParams
 
+    check_exposure(host, Access(anyone=allow_anyone), "the emulator")
     if not 0 < speed <= 1000:
         raise UsageError(f"--speed {speed:g}: not between 0 and 1000", "1 is real time")
     cluster = resolve_cluster(model, topology)

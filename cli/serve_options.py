@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from agentsched import UsageError
 
 if TYPE_CHECKING:
+    from harness.live.access import Access, TlsFiles
     from harness.live.parts import ReplicaAddress
     from harness.live.serving import ServeSettings
 
@@ -52,6 +54,40 @@ IdleExpiry = Annotated[
 ]
 Poll = Annotated[float, typer.Option(metavar="SECONDS", help="Between looks at engine metrics.")]
 Wait = Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the engines.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Ask callers for one of these tokens, one a line."),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKEN",
+        envvar="AGENTSCHED_TOKEN",
+        help="The same for one token; better given in the environment than here.",
+        show_envvar=True,
+    ),
+]
+AllowAnyone = Annotated[
+    bool, typer.Option("--allow-anyone", help="No token, though others can reach the address.")
+]
+AdminHost = Annotated[str, typer.Option(help="Address of the admin port.")]
+AdminTokenFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Tokens of the admin port, one a line.")
+]
+Cert = Annotated[
+    Path | None, typer.Option(metavar="FILE.pem", help="Serve TLS with this certificate chain.")
+]
+Key = Annotated[Path | None, typer.Option(metavar="FILE.pem", help="The certificate's key.")]
+BackendKeyFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The engines' own API key.")
+]
+SessionsPerKey = Annotated[
+    int | None, typer.Option(min=1, help="Sessions that one token may have open.")
+]
+QueueLength = Annotated[
+    int | None, typer.Option(min=1, help="Turns that may wait; more are refused with 429.")
+]
+MaxBody = Annotated[int, typer.Option(min=1, metavar="MIB", help="Longest body of a request.")]
 TurnIdle = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="An engine silent for this long is given up; 0: never."),
@@ -75,6 +111,51 @@ KvEvents = Annotated[
         "--kv-events", metavar="tcp://HOST:PORT", help="An engine's KV events, in their order."
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The options about who may come in, and how much of it."""
+
+    token_file: Path | None = None
+    token: str | None = None
+    allow_anyone: bool = False
+    admin_host: str = "127.0.0.1"
+    admin_token_file: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    backend_key_file: Path | None = None
+    sessions_per_key: int | None = None
+    queue_length: int | None = None
+    max_body: int = 64
+
+    def access(self) -> Access:
+        """Who may use the model port.
+
+        Raises:
+            UsageError: a limit per token without tokens, or a token that is none.
+        """
+        from harness.live.access import Access
+
+        tokens = self.tokens_of(self.token_file)
+        if self.token is not None:
+            tokens += (self.token,)
+        if self.sessions_per_key is not None and not tokens:
+            raise UsageError("--sessions-per-key without tokens", "give --token-file FILE")
+        return Access(tokens, self.allow_anyone)
+
+    @staticmethod
+    def tokens_of(path: Path | None) -> tuple[str, ...]:
+        from harness.live.access import read_tokens
+
+        return read_tokens(path) if path is not None else ()
+
+    def tls(self) -> TlsFiles | None:
+        from harness.live.access import TlsFiles
+
+        if self.cert is None and self.key is not None:
+            raise UsageError("--key without --cert", "give --cert FILE.pem")
+        return TlsFiles(self.cert, self.key) if self.cert is not None else None
 
 
 def replica_addresses(
@@ -148,9 +229,12 @@ def serve_settings(
     turn_idle: float = 600.0,
     turn_total: float = 0.0,
     text_memory: int = 256,
+    security: Security | None = None,
 ) -> ServeSettings:
     """Options as the gateway's settings."""
+    from harness.live.access import Access
     from harness.live.gateway import GatewaySettings
+    from harness.live.http_server import Limits
     from harness.live.polling import PollSettings
     from harness.live.serving import ServeSettings
     from harness.live.turns import DriverSettings
@@ -161,7 +245,14 @@ def serve_settings(
     for name, value in (("--turn-idle", turn_idle), ("--turn-total", turn_total)):
         if not value >= 0:
             raise UsageError(f"{name} {value:g}: must not be negative", "0 means no limit")
+    given = security or Security()
     return ServeSettings(
+        access=given.access(),
+        admin_host=given.admin_host,
+        admin_access=Access(given.tokens_of(given.admin_token_file)),
+        tls=given.tls(),
+        backend_key=next(iter(given.tokens_of(given.backend_key_file)), None),
+        limits=Limits(body_bytes=given.max_body << 20),
         host=host,
         port=port,
         admin_port=admin_port,
@@ -172,6 +263,11 @@ def serve_settings(
             turn_idle_s=turn_idle or None,
             turn_total_s=turn_total or None,
         ),
-        gateway=GatewaySettings(allow_urls=allow_urls, text_bytes=text_memory << 20),
+        gateway=GatewaySettings(
+            allow_urls=allow_urls,
+            text_bytes=text_memory << 20,
+            sessions_per_key=given.sessions_per_key,
+            queue_length=given.queue_length,
+        ),
         poll=PollSettings(interval_s=poll),
     )

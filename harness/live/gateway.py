@@ -20,6 +20,9 @@ from harness.live.texts import Node, TextTree, TokenRatio, correct, runs_of
 from harness.live.wire import Exchange, Headers, Receiver, Request, Sender
 from schedulers.types import PromptRef, Usage
 
+RETRY_AFTER_S = 1
+"""What callers are told that are refused because too much is going on. Our choice."""
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
@@ -33,6 +36,10 @@ class GatewaySettings:
     """Correct the bytes per token by what engines report (ThunderAgent's EWMA)."""
     text_bytes: int = 256 << 20
     """Text kept to find prompts that begin alike; least recently used text goes first."""
+    sessions_per_key: int | None = None
+    """Sessions that the holder of one token may have open; None: any number."""
+    queue_length: int | None = None
+    """Turns that may wait; further ones are refused (429). None: any number."""
     passed: frozenset[str] = frozenset()
     """Paths among /v1/messages and /v1/responses that the engines serve themselves: passed
     through. The others are translated to chat completions."""
@@ -65,6 +72,8 @@ class Gateway:
     ratio: TokenRatio = field(init=False)
     texts: TextTree = field(init=False)
     conversations: Conversations = field(default_factory=Conversations)
+    _owners: dict[str, str] = field(default_factory=dict)
+    """Names of the tokens that open sessions were opened with."""
     _by_path: dict[str, Dialect] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,6 +125,13 @@ class Gateway:
         path = self.texts.walk(reading.pieces)
         identity = identify(request.headers, body)
         session, unnamed = self._session(identity, reading, path)
+        no = self._too_much(session, request.caller)
+        if no is not None:
+            status, message = no
+            headers, answer = self.refusal(request.path, status, message)
+            after = [("retry-after", str(RETRY_AFTER_S))] if status == 429 else []
+            exchange.reply(status, [*headers, *after], answer)
+            return
         relay = Relay(
             request,
             exchange,
@@ -143,6 +159,37 @@ class Gateway:
             return identity.session, False
         found = self.conversations.find(path, reading.replies, self.driver.busy)
         return found or self.conversations.new_name(), True
+
+    def _too_much(self, session: str, caller: str) -> tuple[int, str] | None:
+        """Why a turn of the session is refused, as (status, message); None: it is not."""
+        limit = self.settings.queue_length
+        if limit is not None and len(self.driver.plane.ledger.waiting) >= limit:
+            self.driver.count("turns_refused_queue")
+            return 429, f"{limit} turns are waiting already"
+        if not caller:
+            return None
+        known = session in self.driver.sessions
+        if known and self._owners.get(session, caller) != caller:
+            return 403, "the session was opened with another token"
+        most = self.settings.sessions_per_key
+        if not known and most is not None:
+            if self._opened(caller) >= most:
+                self._forget_closed()
+            if self._opened(caller) >= most:
+                self.driver.count("turns_refused_sessions")
+                return 429, f"the token has {most} sessions open already"
+        if len(self._owners) > 2 * len(self.driver.sessions) + 1000:
+            self._forget_closed()
+        self._owners[session] = caller
+        return None
+
+    def _opened(self, caller: str) -> int:
+        """Sessions of one token, some that are closed by now included."""
+        return sum(owner == caller for owner in self._owners.values())
+
+    def _forget_closed(self) -> None:
+        open_sessions = self.driver.sessions
+        self._owners = {s: owner for s, owner in self._owners.items() if s in open_sessions}
 
     def _ended(self, relay: Relay, usage: Usage) -> None:
         if self.settings.learn_ratio:

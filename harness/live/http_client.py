@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from agentsched import UsageError
-from harness.live.wire import Call, Receiver, Request
+from harness.live.wire import Call, Receiver, Request, header_text
 
 CONNECT_TIMEOUT_S = 5.0
 """Our choice: engines are near; a slower accept means a hung machine."""
@@ -26,11 +26,14 @@ class HttpClient:
     Connections are kept for later requests. A kept one that the server closed just as a request
     was put on it is replaced, once, without the receiver noticing.
 
+    Args:
+        key: the server's own; sent with every request in place of any other.
+
     Raises:
         UsageError: `url` is not http(s)://host[:port][/path].
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, key: str | None = None) -> None:
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -46,6 +49,7 @@ class HttpClient:
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         host = f"[{self.host}]" if ":" in self.host else self.host
         self._authority = host if port is None else f"{host}:{port}"
+        self._extra = {"authorization": f"Bearer {key}"} if key is not None else {}
         self._idle: list[_Upstream] = []
         self._busy: set[_Call] = set()
         self.connections_made = 0
@@ -73,7 +77,8 @@ class HttpClient:
     def _request_bytes(self, request: Request) -> bytes:
         lines = [f"{request.method} {self.prefix}{request.target} HTTP/1.1"]
         lines.append(f"host: {self._authority}")
-        lines += [f"{name}: {value}" for name, value in request.headers.items()]
+        headers = {**request.headers, **self._extra} if self._extra else request.headers
+        lines += [f"{name}: {header_text(value)}" for name, value in headers.items()]
         if request.body or request.method not in ("GET", "HEAD", "DELETE"):
             lines.append(f"content-length: {len(request.body)}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + request.body

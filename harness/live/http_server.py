@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import cast
 
 import httptools
 
-from harness.live.wire import Handler, Headers, ListenError, Request
+from harness.live.wire import Handler, Headers, ListenError, Request, header_text
 
 PIPELINE_LIMIT = 64
 """Requests a client may send ahead on one connection."""
@@ -34,6 +35,13 @@ class Limits:
     header_s: float = 30.0
     """From a request's first byte to the end of its headers. Our choice: as long as a client needs
     whose network stalls; one that sends a byte now and then does not hold a connection."""
+    body_s: float = 300.0
+    """From there to the end of the body. Our choice: the longest body at 220 kB/s."""
+    idle_s: float = 900.0
+    """A connection on which nothing was asked for this long is closed. Our choice: longer than
+    most tools run, so that agents find it open."""
+    connections: int = 20_000
+    """Open at once; more are closed as they come. Our choice."""
 
 
 class HttpServer:
@@ -55,8 +63,16 @@ class HttpServer:
         self.limits = limits or Limits()
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
+        self._looking: asyncio.TimerHandle | None = None
 
-    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        *,
+        reuse_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> int:
         """Start accepting; returns the port (useful with port 0).
 
         Raises:
@@ -65,18 +81,37 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: _Connection(self), host, port, backlog=4096, reuse_port=reuse_port or None
+                lambda: _Connection(self),
+                host,
+                port,
+                backlog=4096,
+                reuse_port=reuse_port or None,
+                ssl=tls,
             )
         except OSError as error:
             raise ListenError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}",
                 "choose another port, or stop what uses it",
             ) from None
+        self._look_later()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
+    def _look_later(self) -> None:
+        interval = min(self.limits.idle_s, self.limits.body_s) / 4
+        self._looking = asyncio.get_running_loop().call_later(interval, self._look)
+
+    def _look(self) -> None:
+        """Close connections on which nothing comes."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.connections):
+            connection.check_age(now)
+        self._look_later()
+
     async def close(self) -> None:
         """Stop accepting and drop every connection."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
@@ -95,11 +130,14 @@ class _Connection(asyncio.Protocol):
         self._waiting: deque[tuple[Request, bool]] = deque()
         self._exchange: _Exchange | None = None
         self._refused = False
-        self._in_head = False
+        self._in_head = self._in_body = False
+        self._since = 0.0
+        """Loop time at which it became idle, or a body began that is not here yet."""
         self._slow: asyncio.TimerHandle | None = None
         self._start_request()
 
     def _start_request(self) -> None:
+        self._body_seen = False
         self._target = b""
         self._headers: dict[str, str] = {}
         self._header_bytes = 0
@@ -111,6 +149,10 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self.open = True
+        self._since = asyncio.get_running_loop().time()
+        if len(self.server.connections) >= self.server.limits.connections:
+            self.drop()
+            return
         self.server.connections.add(self)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
@@ -132,6 +174,9 @@ class _Connection(asyncio.Protocol):
             # Headers as a rule come in one piece: only those that do not need a timer.
             loop, limit = asyncio.get_running_loop(), self.server.limits.header_s
             self._slow = loop.call_later(limit, self._too_slow)
+        if self._in_body and not self._body_seen:
+            self._body_seen = True
+            self._since = asyncio.get_running_loop().time()
         self._next()  # out here: what goes wrong in a handler is no mistake of the client's
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -155,6 +200,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._in_head = True
+        self._body_seen = False
         self._start_request()
 
     def on_url(self, url: bytes) -> None:
@@ -169,6 +215,7 @@ class _Connection(asyncio.Protocol):
         self._head_ended()
         if self._refused:
             return
+        self._in_body = True
         length = self._headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.server.limits.body_bytes:
             self._refuse_body()
@@ -183,6 +230,7 @@ class _Connection(asyncio.Protocol):
             self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._in_body = False
         if self._refused:
             return
         request = Request(
@@ -207,6 +255,15 @@ class _Connection(asyncio.Protocol):
         if self._in_head and self.open:
             limit = self.server.limits.header_s
             self._refuse(408, f"the headers took longer than {limit:g} s")
+
+    def check_age(self, now: float) -> None:
+        """Close the connection if nothing has come for too long."""
+        limits, age = self.server.limits, now - self._since
+        if self._in_body and self._body_seen:
+            if age > limits.body_s:
+                self._refuse(408, f"the body took longer than {limits.body_s:g} s")
+        elif self._exchange is None and not self._in_head and age > limits.idle_s:
+            self._transport.close()
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
@@ -247,6 +304,7 @@ class _Connection(asyncio.Protocol):
 
     def ended(self, keep_alive: bool) -> None:
         self._exchange = None
+        self._since = asyncio.get_running_loop().time()
         if not keep_alive:
             self._transport.close()
         elif self._waiting:
@@ -341,7 +399,7 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 def head_bytes(status: int, headers: Headers, length: int | None, keep_alive: bool) -> bytes:
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
-    lines += [f"{name}: {value}" for name, value in headers]
+    lines += [f"{name}: {header_text(value)}" for name, value in headers]
     lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
     if not keep_alive:
         lines.append("connection: close")

@@ -6,6 +6,7 @@ import asyncio
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import uvloop
 
@@ -125,7 +126,9 @@ async def _replay(
 
         def release(session: str) -> None:
             if admin is not None:
-                admin.send(Request("POST", f"/sessions/{session}/release"), _Unheard())
+                admin.send(
+                    Request("POST", f"/sessions/{quote(session, safe='')}/release"), _Unheard()
+                )
 
         replayer = Replayer(
             sessions,

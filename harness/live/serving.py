@@ -16,6 +16,7 @@ from agentsched import AgentschedError, SchedulerError
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
+from harness.live.access import Access, Guard, TlsFiles, check_exposure, tls_context
 from harness.live.clock import LoopClock
 from harness.live.driver import LiveDriver
 from harness.live.eventlog import EventLog
@@ -59,6 +60,15 @@ class ServeSettings:
     port: int = 8300
     admin_port: int | None = None
     """None: the port after the model port."""
+    access: Access = field(default_factory=Access)
+    """To the model port."""
+    admin_host: str = "127.0.0.1"
+    """The admin port stays off the network even where the model port is on it."""
+    admin_access: Access = field(default_factory=Access)
+    tls: TlsFiles | None = None
+    """Of both ports; None: plain HTTP."""
+    backend_key: str | None = field(default=None, repr=False)
+    """The engines' own API key."""
     capacity_share: float = 1.0
     """Part of each replica's KV that this gateway may use."""
     wait_s: float = 600.0
@@ -104,6 +114,9 @@ class ServedGateway:
         roles: by replica id; those left out do everything.
         bootstrap_ports: of SGLang prefill replicas by id, where `/get_server_info` does not tell.
         speed: virtual seconds per real second (emulation).
+
+    Raises:
+        UsageError: a port would be open to others without a token, or a certificate is none.
     """
 
     def __init__(
@@ -132,7 +145,13 @@ class ServedGateway:
         self._roles = dict(roles or {})
         self._bootstrap_ports = dict(bootstrap_ports or {})
         self._subscribers: list[KvSubscriber] = []
-        self.clients = {name: HttpClient(url) for name, url in zip(names, backends, strict=True)}
+        check_exposure(self.settings.host, self.settings.access, "the model port")
+        check_exposure(self.settings.admin_host, self.settings.admin_access, "the admin port")
+        self._tls = tls_context(self.settings.tls) if self.settings.tls is not None else None
+        key = self.settings.backend_key
+        self.clients = {
+            name: HttpClient(url, key=key) for name, url in zip(names, backends, strict=True)
+        }
         self._event_log_path = event_log
         self._log_stream: IO[bytes] | None = None
         self._watcher = watcher
@@ -212,18 +231,22 @@ class ServedGateway:
             cleared = partial(self.driver.kv_changed, name, cleared=True)
             self._subscribers.append(KvSubscriber(endpoint, KvStream(cleared)))
         host, port = self.settings.host, self.settings.port
-        self.port = await self._listen(self.gateway.handle, self.gateway.refusal, port)
+        guard = Guard(self.gateway.handle, self.gateway.refusal, self.settings.access)
+        self.port = await self._listen(guard, self.gateway.refusal, host, port)
         admin_port = self.settings.admin_port
         if admin_port is None:
             admin_port = self.port + 1 if self.settings.port else 0
-        self.admin_port = await self._listen(admin.handle, admin.refusal, admin_port)
-        self.url = f"http://{host}:{self.port}"
-        self.admin_url = f"http://{host}:{self.admin_port}"
+        guard = Guard(admin.handle, admin.refusal, self.settings.admin_access)
+        admin_host = self.settings.admin_host
+        self.admin_port = await self._listen(guard, admin.refusal, admin_host, admin_port)
+        scheme = "http" if self._tls is None else "https"
+        self.url = f"{scheme}://{host}:{self.port}"
+        self.admin_url = f"{scheme}://{admin_host}:{self.admin_port}"
 
-    async def _listen(self, handler: Any, refuse: Any, port: int) -> int:
-        server = HttpServer(handler, refuse, self.settings.limits)
+    async def _listen(self, guard: Guard, refuse: Any, host: str, port: int) -> int:
+        server = HttpServer(guard.handle, refuse, self.settings.limits)
         self._servers.append(server)
-        return await server.listen(self.settings.host, port)
+        return await server.listen(host, port, tls=self._tls)
 
     async def close(self) -> None:
         """Stop listening, drop what is under way, end the planner."""

@@ -29,6 +29,8 @@ class Request:
     """Path and query as sent."""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    caller: str = ""
+    """Name of the token that opened the port; empty where none is asked for."""
 
     @property
     def path(self) -> str:
@@ -62,6 +64,13 @@ class Exchange(Protocol):
 
 
 Handler = Callable[[Request, Exchange], None]
+
+
+def header_text(value: str) -> str:
+    """A header's value without what would end its line."""
+    if value.isprintable():
+        return value
+    return "".join(c if c == "\t" or c.isprintable() or c > "\x9f" else "?" for c in value)
 
 
 class Receiver(Protocol):
