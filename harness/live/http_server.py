@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
         self._body_seen = False
         self._target = b""
         self._headers: dict[str, str] = {}
-        self._header_bytes = 0
+        self._header_bytes = self._unseen_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
 
@@ -161,6 +161,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        began = self._in_head
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -170,6 +171,8 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             if not self._refused:  # else a limit was passed inside a callback
                 self._refuse(400, "this is not an HTTP/1.1 request")
+        if began and self._in_head and not self._refused:
+            self._count_unseen(len(data))
         if self._in_head and self._slow is None and not self._refused:
             # Headers as a rule come in one piece: only those that do not need a timer.
             loop, limit = asyncio.get_running_loop(), self.server.limits.header_s
@@ -209,7 +212,10 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value) + 4)
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        key = name.decode("latin-1").lower()
+        if key == "host" and key in self._headers:
+            self._refuse(400, "there are several Host headers")
+        self._headers[key] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._head_ended()
@@ -264,6 +270,12 @@ class _Connection(asyncio.Protocol):
                 self._refuse(408, f"the body took longer than {limits.body_s:g} s")
         elif self._exchange is None and not self._in_head and age > limits.idle_s:
             self._transport.close()
+
+    def _count_unseen(self, size: int) -> None:
+        """The parser keeps a header to itself until it has ended, however long it gets."""
+        self._unseen_bytes += size
+        if self._unseen_bytes > self.server.limits.header_bytes:
+            self._count_header(self._unseen_bytes)
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size

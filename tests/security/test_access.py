@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import socket
 import ssl
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 
 from agentsched import UsageError
-from harness.live import access
 from harness.live.access import Access, Guard, TlsFiles, is_loopback, read_tokens, tls_context
 from harness.live.gateway import GatewaySettings
 from harness.live.http_client import HttpClient
@@ -125,7 +125,7 @@ def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
         compared.append((a, b))
         return a == b
 
-    monkeypatch.setattr(access.hmac, "compare_digest", compare)
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     names: list[str] = []
     guard = Guard(
         lambda request, exchange: names.append(request.caller),
