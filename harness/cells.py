@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentsched import AgentschedError
+from agentsched import AgentschedError, UsageError
 
 if TYPE_CHECKING:
     from harness.live.cell import LiveJob
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from results.cells import CellId
     from results.writer import CellWriter
     from workloads.model import Session
+
+GATEWAY_SEEDS = 1_000_003
+"""Between the seeds of the policies of two gateways of a cell."""
 
 Progress = Callable[[int, int], None]
 """Told (sessions ended, turns ended) of a cell."""
@@ -73,11 +76,20 @@ class CellFailure:
     """The traceback, shown with --debug only."""
 
 
+class Interrupted(AgentschedError):
+    """A live cell was told to end; what it recorded so far stays, as partial."""
+
+    exit_code = 130
+
+
 def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
     """Run a cell to its end; its folder then holds a summary, or says why it failed.
 
     Returns:
         The summary, as results.writer.CellWriter.finish gives it, or the failure.
+
+    Raises:
+        Interrupted: it was told to end.
     """
     from results.writer import CellWriter
 
@@ -87,6 +99,8 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
             if job.live is not None:
                 return _play_live(job, job.live, writer, progress)
             return _simulate(job, writer, progress)
+        except Interrupted:
+            raise
         except AgentschedError as error:
             writer.fail(error)
             return CellFailure(job.cell, error.message, error.remedy, traceback.format_exc())
@@ -116,6 +130,10 @@ def _simulate(job: CellJob, writer: CellWriter, progress: Progress) -> dict[str,
         recorder=writer,
         capacity_share=job.gateway_share,
         progress=progress,
+        more_gateways=[
+            create(job.target, job.settings, job.cell.seed + GATEWAY_SEEDS * number)
+            for number in range(1, job.sim.gateways)
+        ],
     )
     facts = {**job.facts, **outcome.facts}
     return writer.finish(outcome.makespan_ns, outcome.counters, facts, outcome.timing)
@@ -126,6 +144,8 @@ def _play_live(
 ) -> dict[str, Any]:
     from harness.live.cell import play
 
+    if job.sim.gateways > 1:
+        raise UsageError("several gateways are simulated only", "leave sim.gateways out")
     played = play(job, live, writer.path, writer, progress)
     facts = {**job.facts, **played.facts}
     if played.invalid is not None:

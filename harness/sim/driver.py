@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentsched import AgentschedError, SchedulerError
 from harness.control.operations import Cancel, Dispatch, Operation, Refuse
-from harness.control.plane import ControlPlane, describe
+from harness.control.plane import describe
 from harness.sim.agents import Agent, nanoseconds
 from harness.sim.clock import Clock, Priority
 from harness.sim.liveness import Liveness
@@ -27,6 +27,7 @@ from results.records import (
     TurnStatus,
 )
 from schedulers import events as ev
+from schedulers.base import Scheduler
 from schedulers.commands import Solve, WakeAt
 from schedulers.types import Usage
 from workloads.model import Session, TurnSpec
@@ -41,6 +42,25 @@ class Recorder(Protocol):
     def session(self, record: SessionRecord) -> None: ...
     def replica(self, record: ReplicaRecord) -> None: ...
     def decision(self, record: DecisionRecord) -> None: ...
+
+
+class Books(Protocol):
+    """What the driver asks of a ledger."""
+
+    @property
+    def sessions(self) -> Mapping[str, Any]: ...
+    @property
+    def waiting(self) -> Mapping[str, Any]: ...
+
+
+class Plane(Protocol):
+    """A control plane, or several as one (harness.partition)."""
+
+    scheduler: Scheduler
+
+    @property
+    def ledger(self) -> Books: ...
+    def handle(self, event: ev.Event) -> list[Operation]: ...
 
 
 class SimDriver:
@@ -58,7 +78,7 @@ class SimDriver:
         sessions: Sequence[Session],
         *,
         workers: int | None,
-        plane: ControlPlane,
+        plane: Plane,
         serve: Callable[[Clock, Listener], Service],
         context_limit: int,
         settings: SimSettings,

@@ -12,11 +12,12 @@ from harness.capacity import Cluster
 from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
+from harness.partition import PartitionedPlane, Split
 from harness.sim.bound import throughput_bound
 from harness.sim.clock import Clock
 from harness.sim.content import ContentIndex
 from harness.sim.cpu_offload import tiers_of
-from harness.sim.driver import Recorder, SimDriver
+from harness.sim.driver import Plane, Recorder, SimDriver
 from harness.sim.engine import Engine
 from harness.sim.engine_types import EngineParams, StepTime
 from harness.sim.faults import check_faults
@@ -65,6 +66,7 @@ def simulate(
     capacity_share: float = 1.0,
     progress: Callable[[int, int], None] | None = None,
     step_times: Mapping[str, SourcedStepTime] | None = None,
+    more_gateways: Sequence[Scheduler] = (),
 ) -> SimOutcome:
     """Play the sessions under the scheduler; records go to `recorder`.
 
@@ -72,6 +74,8 @@ def simulate(
         workers: sessions active at once; None starts each at its recorded arrival.
         capacity_share: part of each replica's KV that this gateway may use (0 to 1].
         step_times: by replica id; None: those that ship for the model on the hardware.
+        more_gateways: schedulers of gateways beside the first, which share sessions and capacity
+            with it as `settings.gateway_split` says.
 
     Raises:
         UsageError: a fault names a replica that is not there, or the engine cannot do it.
@@ -90,19 +94,26 @@ def simulate(
     link = settings.kv_link or LinkSpec(first.network_gbs, latency_us=first.link_latency_us)
     engines = engines_of(cluster, engine, meters, contents)
     reported = settings.reported_kv_tokens
-    plane = ControlPlane(
-        scheduler,
-        [
-            ReplicaConfig(
-                r.id,
-                _ROLES[r.role],
-                Capacity(reported or r.kv_tokens, r.kv_tokens, capacity_share),
-            )
-            for r in cluster.replicas
-        ],
-        progress=lambda attempt, now: driver.streamed(attempt, now),
-        log=recorder.decision if settings.record_decisions else None,
-    )
+    replicas = [
+        ReplicaConfig(
+            r.id,
+            _ROLES[r.role],
+            Capacity(reported or r.kv_tokens, r.kv_tokens, capacity_share),
+        )
+        for r in cluster.replicas
+    ]
+    log = recorder.decision if settings.record_decisions else None
+    plane: Plane
+
+    def progress_of(attempt: int, now: int) -> int:
+        return driver.streamed(attempt, now)
+
+    if more_gateways:
+        split: Split = "replicas" if settings.gateway_split == "replicas" else "shares"
+        schedulers = [scheduler, *more_gateways]
+        plane = PartitionedPlane(schedulers, replicas, progress_of, log, split)
+    else:
+        plane = ControlPlane(scheduler, replicas, progress_of, log)
     limit = settings.context_limit or cluster.model.context_limit
     sizes = {r.id: r.kv_bytes_per_token for r in cluster.replicas}
 
@@ -135,7 +146,7 @@ def simulate(
     makespan = driver.run()
     return SimOutcome(
         makespan,
-        _policy_counters(scheduler, makespan)
+        _policy_counters([scheduler, *more_gateways], makespan)
         | _engine_counters(engines)
         | driver.service_counters(),
         {"simulated_engine": engine.engine}
@@ -151,7 +162,16 @@ def simulate(
     )
 
 
-def _policy_counters(scheduler: Scheduler, now: int) -> dict[str, float]:
+def _policy_counters(schedulers: Sequence[Scheduler], now: int) -> dict[str, float]:
+    """Totals of all gateways' policies."""
+    totals: dict[str, float] = {}
+    for scheduler in schedulers:
+        for name, value in _counters(scheduler, now).items():
+            totals[name] = totals[name] + value if name in totals else value
+    return totals
+
+
+def _counters(scheduler: Scheduler, now: int) -> dict[str, float]:
     try:
         counters = dict(scheduler.counters())
     except Exception as error:  # a policy may raise anything

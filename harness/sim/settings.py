@@ -55,6 +55,12 @@ class SimSettings:
     faults: tuple[Fault, ...] = ()
     fault_scenario: FaultScenario | None = None
     """Failures at random, beside `faults`."""
+    gateways: int = 1
+    """Gateways that share the cluster, each with a scheduler and sessions of its own; see
+    harness.partition."""
+    gateway_split: str = "shares"
+    """With several: each has an equal share of every replica's KV (`shares`), or every G-th
+    replica to itself (`replicas`)."""
     record_decisions: bool = True
     host_fixed_us: float | None = None
     """Scalars beside the step-time tables, as `agentsched calibrate` fits them; None: the profile
@@ -76,5 +82,9 @@ class SimSettings:
             raise ValueError("reported_kv_tokens must be at least 1")
         if self.kv_store is not None and self.cpu_offload is not None:
             raise ValueError("kv_store and cpu_offload cannot be combined")
+        if self.gateways < 1:
+            raise ValueError("gateways must be at least 1")
+        if self.gateway_split not in ("shares", "replicas"):
+            raise ValueError("gateway_split is `shares` or `replicas`")
         if self.tool_slots is not None and self.tool_slots < 1:
             raise ValueError("tool_slots must be at least 1")
