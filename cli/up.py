@@ -39,7 +39,11 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start the replicas of a topology on a Ray cluster; they stay until `agentsched down`."""
+    """Start the replicas of a topology on a Ray cluster; they stay until `agentsched down`.
+
+    They listen on their machines' addresses without a token, as Ray itself does: the cluster's
+    network must be private.
+    """
     from harness.capacity import resolve_cluster
     from harness.ray.deployment import Wanted, launch_settings
     from harness.ray.deployment import up as start

@@ -100,6 +100,7 @@ class EmulatedServer:
             *(sys.executable, "-m", "agentsched", "emulate"),
             *("--model", order.model, "--topology", str(file)),
             *("--host", host, "--port", str(self._port), "--speed", str(order.speed)),
+            "--allow-anyone",  # as Ray's own ports: the cluster's network is private
         ]
         path = os.environ.get("PYTHONPATH")
         env = {"PYTHONPATH": path} if path else {}

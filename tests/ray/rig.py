@@ -20,6 +20,7 @@ def ray_cluster(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     Yields (cluster, worker nodes).
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     with warnings.catch_warnings():
