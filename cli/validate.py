@@ -12,6 +12,8 @@ from agentsched import InvalidRunError
 from cli import console
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from harness.validation.findings import Finding
 
 
@@ -20,6 +22,7 @@ class Against(StrEnum):
     VLLM = "vllm"
     DYNAMO = "dynamo"
     PUBLISHED = "published"
+    ENGINE = "engine"
     ALL = "all"
 
 
@@ -27,11 +30,19 @@ def validate(
     against: Annotated[
         Against,
         typer.Argument(
-            help="Recorded GPU runs, vLLM's scheduler, Dynamo's replay, published runs."
+            help="Recorded GPU runs, vLLM's scheduler, Dynamo's replay, published runs, a real "
+            "engine on this machine (ten minutes)."
         ),
     ] = Against.ALL,
     write: Annotated[
         Path | None, typer.Option(metavar="PAGE.md", help="Also write the page of the docs.")
+    ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Of the real engine: keep it here, or compare the one that is here already.",
+        ),
     ] = None,
 ) -> None:
     """Compare the simulator with what it stands for, and print the errors.
@@ -40,16 +51,18 @@ def validate(
     how it can.
     """
     from harness.validation.dynamo import validate_dynamo
+    from harness.validation.engine import engine_finding
     from harness.validation.findings import markdown
     from harness.validation.gpu import gpu_finding
     from harness.validation.published import published_finding
     from harness.validation.vllm import vllm_finding
 
-    makers = {
+    makers: dict[Against, Callable[[], Finding]] = {
         Against.GPU: gpu_finding,
         Against.VLLM: vllm_finding,
         Against.DYNAMO: validate_dynamo,
         Against.PUBLISHED: published_finding,
+        Against.ENGINE: lambda: engine_finding(recording, _tell),
     }
     findings = []
     for name, make in makers.items():
@@ -67,6 +80,10 @@ def validate(
         )
 
 
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
 def _show(finding: Finding) -> None:
     print(f"{finding.title}\n")
     print(f"{finding.about}\n")
@@ -82,4 +99,6 @@ def _show(finding: Finding) -> None:
         print(f"{kept} of {len(finding.bounds)} bounds are kept.")
     for bound in finding.missed:
         print(f"missed: {bound}")
+    for note in finding.notes:
+        print(f"- {note}")
     print()
