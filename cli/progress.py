@@ -65,6 +65,9 @@ class _Tally:
         self.ended_cells += 1
         self.ended_turns += self.turns_of[cell.workload]
 
+    def draining(self, cells: int) -> None:
+        self.notes.print("stopping; running turns may end (Ctrl-C again stops at once)")
+
     @property
     def turns(self) -> int:
         return self.ended_turns + sum(self.running.values())

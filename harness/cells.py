@@ -76,7 +76,7 @@ class CellFailure:
     """The traceback, shown with --debug only."""
 
 
-class Interrupted(AgentschedError):
+class CellInterruptedError(AgentschedError):
     """A live cell was told to end; what it recorded so far stays, as partial."""
 
     exit_code = 130
@@ -89,7 +89,7 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
         The summary, as results.writer.CellWriter.finish gives it, or the failure.
 
     Raises:
-        Interrupted: it was told to end.
+        CellInterruptedError: it was told to end.
     """
     from results.writer import CellWriter
 
@@ -99,7 +99,7 @@ def run_cell(job: CellJob, progress: Progress) -> dict[str, Any] | CellFailure:
             if job.live is not None:
                 return _play_live(job, job.live, writer, progress)
             return _simulate(job, writer, progress)
-        except Interrupted:
+        except CellInterruptedError:
             raise
         except AgentschedError as error:
             writer.fail(error)

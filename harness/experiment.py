@@ -34,6 +34,9 @@ class Watcher(Protocol):
     def ended(self, cell: CellId, failure: CellFailure | None) -> None:
         """A cell is done, or failed."""
 
+    def draining(self, cells: int) -> None:
+        """The run was interrupted; so many live cells let their running turns end."""
+
 
 class Silent:
     """A watcher that says nothing."""
@@ -45,6 +48,9 @@ class Silent:
         pass
 
     def ended(self, cell: CellId, failure: CellFailure | None) -> None:
+        pass
+
+    def draining(self, cells: int) -> None:
         pass
 
 
@@ -152,6 +158,7 @@ def execute(
             watch.ended(job.cell, failure)
 
         running = started(fleet, store.path) if fleet is not None and to_run else None
+
         def on_progress(job: CellJob, sessions: int, turns: int) -> None:
             watch.progressed(job.cell, sessions, turns)
 
@@ -163,6 +170,7 @@ def execute(
                 prepare=running.prepare if running is not None else lambda job: job,
                 on_progress=on_progress,
                 on_end=on_end,
+                on_drain=watch.draining,
             )
         else:
             on_ray.run_cells(

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +19,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
 from agentsched import AgentschedError
 from harness.cells import CellFailure, CellJob, run_cell
+from harness.parent import die_with_parent
 
 PRELOADED = (
     "harness.sim.run",
@@ -35,6 +36,9 @@ PRELOADED = (
     "workloads.catalog",
 )
 """Imported once in the server that cells are forked from."""
+
+DRAIN_S = 40.0
+"""Longer than a live cell waits for its turns (`harness.live.cell.DRAIN_S`), with its teardown."""
 
 Outcome = dict[str, Any] | CellFailure
 """The summary of a cell that is done, or why it failed."""
@@ -61,6 +65,7 @@ def run_cells(
     prepare: Callable[[CellJob], CellJob] = lambda job: job,
     on_progress: Callable[[CellJob, int, int], None],
     on_end: Callable[[CellJob, Outcome], None],
+    on_drain: Callable[[int], None] = lambda cells: None,
 ) -> None:
     """Run all cells, at most `parallel` at a time, starting in order.
 
@@ -69,24 +74,52 @@ def run_cells(
         on_progress: told (job, sessions ended, turns ended).
         on_end: told each cell's outcome as it ends.
 
-    On KeyboardInterrupt the running cells are stopped; those that ended stay done.
+        on_drain: told how many cells are given time to let their turns end.
+
+    On KeyboardInterrupt no further cell starts, simulated cells are stopped, and live ones let the
+    turns end that are running (`DRAIN_S` at most); a second one stops these too. Cells that ended
+    stay done, the others partial.
     """
     context = _context()
     queue, running = deque(jobs), list[_Running]()
+
+    def receive(timeout_s: float | None = None) -> None:
+        ready = set(wait([cell.pipe for cell in running], timeout_s))
+        for cell in [cell for cell in running if cell.pipe in ready]:
+            outcome = _receive(cell, on_progress)
+            if outcome is not None:
+                running.remove(cell)
+                if not (draining and isinstance(outcome, CellFailure)):
+                    on_end(cell.job, outcome)
+
+    draining = False
     try:
         while queue or running:
             while queue and len(running) < parallel:
                 running.append(_start(context, prepare(queue.popleft())))
-            ready = set(wait([cell.pipe for cell in running]))
-            for cell in [cell for cell in running if cell.pipe in ready]:
-                outcome = _receive(cell, on_progress)
-                if outcome is not None:
-                    running.remove(cell)
-                    on_end(cell.job, outcome)
+            receive()
+    except KeyboardInterrupt:
+        draining = True
+        for cell in [cell for cell in running if cell.job.live is None]:
+            _stop(cell)
+            running.remove(cell)
+        if running:
+            on_drain(len(running))
+        for cell in running:
+            cell.process.terminate()
+        until = monotonic() + DRAIN_S
+        while running and (left := until - monotonic()) > 0:
+            receive(left)
+        raise
     finally:
         for cell in running:
-            cell.process.kill()
-            cell.process.join()
+            _stop(cell)
+
+
+def _stop(cell: _Running) -> None:
+    cell.process.kill()
+    cell.process.join()
+    cell.pipe.close()
 
 
 def _context() -> BaseContext:
@@ -163,7 +196,7 @@ def _death(code: int | None) -> str:
 def _work(job: CellJob, pipe: Connection) -> None:
     """What the process of a cell does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    die_with_parent()  # a killed run must not leave cells behind that go on writing
     _seed_global_generators()
 
     def report(sessions: int, turns: int) -> None:
@@ -188,11 +221,3 @@ def _seed_global_generators() -> None:
 
     random.seed(0)
     numpy.random.seed(0)
-
-
-def _die_with_parent() -> None:
-    """A killed run must not leave cells behind that go on writing."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

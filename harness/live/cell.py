@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,10 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
 from agentsched import UsageError
-from harness.cells import sessions_of
+from harness.cells import CellInterruptedError, sessions_of
 from harness.live.emulated_fleet import EmulatedFleet
 from harness.live.emulator import EmulatorSettings
 from harness.live.fleet_server import link_of, specs_of
@@ -23,6 +23,7 @@ from harness.live.fronts import (
     replica_record,
     with_idle_expiry,
 )
+from harness.live.loops import run_bounded
 from harness.live.parts import Front, Played, Player, ReplicaAddress, Stage
 from harness.live.replay import ReplaySettings
 from harness.live.replay_player import ReplayPlayer
@@ -35,8 +36,11 @@ from results.records import Label
 
 if TYPE_CHECKING:
     from harness.cells import CellJob
+    from harness.live.agents.background import Background
     from harness.sim.driver import Recorder
 
+DRAIN_S = 20.0
+"""Turns that run when a cell is told to end have this long for it. Our choice."""
 AGENT_EXPIRY_S = 3600.0
 """A session of a real agent without a turn for this long has vanished. Our choice: longer than any
 tool of the task sets may run."""
@@ -84,7 +88,7 @@ def play(
     if live.engine == "emulator" and live.settings.virtual_clock:
         return _play_virtual(job, recorder, progress)
     with _telemetry(live, folder) as figures:
-        played = uvloop.run(_play(job, live, folder, recorder, progress))
+        played = run_bounded(_play(job, live, folder, recorder, progress))
     return replace(played, facts={**played.facts, **figures})
 
 
@@ -159,7 +163,7 @@ async def _play(
                 lambda name, gauges: recorder.replica(replica_record(clock.now, name, gauges)),
             )
         stage = Stage(front, recorder, clock, folder, live.served_model, limit, progress)
-        played = await _unless_something_breaks(player.play(stage))
+        played = await _unless_something_breaks(player.play(stage), front)
         counters = {
             **front.counters(),
             **played.counters,
@@ -184,10 +188,14 @@ async def _play(
             await fleet.close()
 
 
-async def _unless_something_breaks(playing: Coroutine[Any, Any, Played]) -> Played:
+async def _unless_something_breaks(playing: Coroutine[Any, Any, Played], front: Front) -> Played:
     """What playing returns. An exception in any callback of the loop ends it: the turn that it
-    belonged to would else be waited for without end."""
-    loop = asyncio.get_running_loop()
+    belonged to would else be waited for without end.
+
+    Raises:
+        CellInterruptedError: SIGTERM came. Turns that were running have ended, or had `DRAIN_S` to.
+    """
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
     broken: asyncio.Future[Played] = loop.create_future()
 
     def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -196,15 +204,36 @@ async def _unless_something_breaks(playing: Coroutine[Any, Any, Played]) -> Play
             broken.set_exception(error)
 
     loop.set_exception_handler(on_error)
-    task = loop.create_task(playing)
+    task, waiting = loop.create_task(playing), loop.create_task(told.wait())
+    watched = threading.current_thread() is threading.main_thread()
+    if watched:
+        loop.add_signal_handler(signal.SIGTERM, told.set)
     try:
-        await asyncio.wait({task, broken}, return_when=asyncio.FIRST_COMPLETED)
-        return (task if task.done() else broken).result()
+        awaited: set[asyncio.Future[Any]] = {task, broken, waiting}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if task.done() or broken.done():
+            return (task if task.done() else broken).result()
+        await _drain(front)
+        raise CellInterruptedError("the cell was interrupted", "the same command goes on with it")
     finally:
         loop.set_exception_handler(None)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for each in (task, waiting):
+            each.cancel()
+        await asyncio.gather(task, waiting, return_exceptions=True)
         broken.cancel()
+        if watched:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _drain(front: Front) -> None:
+    """Take no turn any more, and wait for those at the replicas."""
+    if not isinstance(front, GatewayFront):
+        return  # what others' routers have in hand is not known
+    driver = front.served.driver
+    driver.draining = True
+    until = asyncio.get_running_loop().time() + DRAIN_S
+    while driver.facts()["in_flight"] and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(0.05)
 
 
 def _emulated_fleet(job: CellJob, live: LiveJob, folder: Path, limit: int) -> EmulatedFleet:
@@ -257,9 +286,36 @@ def _player(job: CellJob, live: LiveJob, folder: Path) -> Player:
             raise UsageError("real agents are taken up by workers", "give the workload `workers`")
         driver = find_driver(live.driver)
         tasks = driver.tasks(live.driver_settings, sessions=job.sessions, seed=job.cell.seed)
-        return AgentPlayer(driver, live.driver_settings, workers, tasks)
+        chat = _background(job, live, workers)
+        return AgentPlayer(driver, live.driver_settings, workers, tasks, chat)
+    return ReplayPlayer(
+        sessions_of(job), job.workers, _replay_settings(job, live), live.settings.time_scale
+    )
+
+
+def _background(job: CellJob, live: LiveJob, workers: int) -> Background | None:
+    """The chat beside real agents; None: there is none."""
+    from harness.live.agents.background import Background
+    from results.writer import CellWriter
+    from workloads.agents.mixed import background_name, background_of
+
+    assert live.driver is not None
+    wanted = background_of(live.driver, live.driver_settings)
+    if wanted is None:
+        return None
+    name = background_name(job.cell.workload, wanted, workers)
+    cell = replace(job.cell, workload=name, workers=0)
+    return Background(
+        wanted.load(job.cell.seed),
+        _replay_settings(job, live),
+        lambda: CellWriter(job.run, cell, live.label),
+        {**job.facts, **live.reset, "engine": live.engine},
+    )
+
+
+def _replay_settings(job: CellJob, live: LiveJob) -> ReplaySettings:
     sim, live_settings = job.sim, live.settings
-    settings = ReplaySettings(
+    return ReplaySettings(
         start_spread_s=sim.start_spread_s,
         agent_retries=sim.agent_retries,
         retry_delay_s=sim.retry_delay_s,
@@ -271,4 +327,3 @@ def _player(job: CellJob, live: LiveJob, folder: Path) -> Player:
         # Replicas that outlive the cell must find none of its text in what an earlier one left.
         salt="" if live.engine == "emulator" else job.cell.name,
     )
-    return ReplayPlayer(sessions_of(job), job.workers, settings, live_settings.time_scale)

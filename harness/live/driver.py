@@ -52,6 +52,8 @@ class LiveDriver:
         on_error: Callable[[SchedulerError], None] | None = None,
     ) -> None:
         self.broken: SchedulerError | None = None
+        self.draining = False
+        """No turn is taken any more; those that are open may end."""
         self._on_error = on_error
         self.clock = clock
         self.settings = settings or DriverSettings()

@@ -112,6 +112,9 @@ class Gateway:
         if self.driver.broken is not None:
             self._refuse(request, exchange, 503, self.driver.broken.message)
             return
+        if self.driver.draining:
+            self._refuse(request, exchange, 503, "the gateway is stopping")
+            return
         try:
             body = decode_body(request.body)
             reading = dialect.read(body, request.body)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
 from harness.live.clock import Clock
+from harness.parent import die_with_parent
 from harness.sim.clock import Priority
 from schedulers import registry
 from schedulers.commands import Solve
@@ -33,7 +35,7 @@ class ProcessPlanner:
             self._pool = ProcessPoolExecutor(
                 1,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=registry.find,
+                initializer=_begin,
                 initargs=(self._scheduler,),
             )
         loop = asyncio.get_running_loop()
@@ -53,6 +55,13 @@ class ProcessPlanner:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(scheduler: str) -> None:
+    """What the worker does first."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the gateway's to handle
+    registry.find(scheduler)
 
 
 class FixedPlanner:

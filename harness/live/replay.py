@@ -114,6 +114,8 @@ class Replayer:
         self._gaps = _Gaps(sessions, settings)
         self._texts: dict[str, SessionText] = {}
         self._calls: dict[str, Call] = {}
+        self._agents: dict[str, Agent] = {}
+        """Of the sessions under way."""
         self._stopped = False
 
     def start(self) -> None:
@@ -133,11 +135,16 @@ class Replayer:
         self._queue.clear()
 
     def stop(self) -> None:
-        """Give up: cancel what is in flight and start nothing more."""
+        """Give up: cancel what is in flight, record it so, and start nothing more."""
         self._stopped = True
         for call in list(self._calls.values()):
             call.cancel()
         self._calls.clear()
+        for agent in self._agents.values():
+            if agent.open is not None:
+                why = "interrupted"
+                self._record(agent.close_turn(self._clock.now, "client_gone", error=why))
+        self._agents.clear()
 
     # Sessions.
 
@@ -148,7 +155,7 @@ class Replayer:
         if self._stopped:
             return
         now = self._clock.now
-        agent = Agent(session, now, 4.0)
+        agent = self._agents[session.id] = Agent(session, now, 4.0)
         self._texts[session.id] = SessionText(session, self._settings.salt)
         self.counts.active += 1
         self.counts.peak_active = max(self.counts.peak_active, self.counts.active)
@@ -178,7 +185,7 @@ class Replayer:
         session = agent.session
         agent.ended = True
         self._recorder.session(agent.record(self._clock.now, status, error))
-        del self._texts[session.id]
+        del self._texts[session.id], self._agents[session.id]
         self.counts.active -= 1
         if status != "finished":
             self._cancel_children(session, agent.index)
