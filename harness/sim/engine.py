@@ -182,8 +182,9 @@ class Engine:
 
     def _disturb(self, now: int) -> None:
         """What waits may fit now: look again at the next step boundary."""
-        if self._blocked:
-            self._blocked = False
+        self._blocked = False
+        if self._batch is None:
+            # Idle or blocked: what comes now does not start when the last step ended.
             self._clock_ps = max(self._clock_ps, now * PS_PER_NS)
         if self._batch is not None and self._stretch.steps > 1:
             self._cut(self._stretch.started_before(now * PS_PER_NS))

@@ -38,6 +38,8 @@ class Action:
     output: int = 0
     priority: int = 0
     prefill_only: bool = False
+    keep_blocks: bool = False
+    remote: int = 0
 
 
 def workload(rng: random.Random, count: int, spread: int, longest: int) -> list[Action]:

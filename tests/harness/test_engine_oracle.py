@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,6 @@ from harness.sim.block_cache import BlockCache
 from harness.sim.content import ContentIndex
 from harness.sim.engine import Engine
 from harness.sim.engine_types import (
-    EngineEvent,
     EngineParams,
     EngineRequest,
     Policy,
@@ -26,89 +27,138 @@ from tests.oracles.block_cache import Hasher
 from tests.oracles.engine import OracleEngine
 
 
-def play(
-    params: EngineParams, time: CoarseTime, blocks: int, actions: list[Action], looks: list[int]
-) -> None:
-    """Run engine and oracle side by side; compare whenever anything is looked at."""
-    index = ContentIndex(params.block_size)
-    steps: list[StepRecord] = []
-    fast = engine_for(params, time, blocks, index, steps.append)
-    kind = OracleAsyncEngine if params.async_scheduling else OracleEngine
-    slow = kind(params, time, blocks, Hasher(params.block_size))
-    names: dict[int, tuple[int, int]] = {}
-    moments = sorted(
-        [(action.at, 0, action) for action in actions] + [(look, 1, None) for look in looks],
-        key=lambda moment: moment[:2],
-    )
-    alive: set[int] = set()
-    for at, _, action in moments:
-        _compare_until(fast, slow, at, alive)
+class Pair:
+    """Engine and oracle side by side, compared whenever anything happens or is looked at.
+
+    Args:
+        lags: nanoseconds that KV is on its way to or from a request, by its number modulo their
+            count.
+    """
+
+    def __init__(
+        self, params: EngineParams, time: CoarseTime, blocks: int, lags: Sequence[int] = (1,)
+    ) -> None:
+        self.index = ContentIndex(params.block_size)
+        self.steps: list[StepRecord] = []
+        self.fast = engine_for(params, time, blocks, self.index, self.steps.append)
+        kind = OracleAsyncEngine if params.async_scheduling else OracleEngine
+        self.slow = kind(params, time, blocks, Hasher(params.block_size))
+        self.names: dict[int, tuple[int, int]] = {}
+        self.alive: set[int] = set()
+        self.keeping: set[int] = set()
+        self.lags = lags
+        self.moments: list[tuple[int, int, int, Action | None]] = []
+        """(time, rank, order of planning, what to do; None: look)"""
+        self.planned = 0
+
+    def play(self, actions: list[Action], looks: list[int]) -> None:
+        for action in actions:
+            self.plan(action)
+        for look in looks:
+            self.moments.append((look, 1, 0, None))
+        heapify(self.moments)
+        now, news = -1, True
+        while True:
+            due = self.fast.next_event_time()
+            if self.moments and (due is None or self.moments[0][0] <= due):
+                now = self.moments[0][0]
+                self.advance(now)
+                self.act(heappop(self.moments)[3], now)
+                news = True
+            elif due is not None:
+                assert due > now or news
+                now = due
+                news = self.advance(now)
+            else:
+                break
+        assert self.slow.advance(now + 10**15) == []
+        assert not self.alive
+        assert [s._replace(free_blocks=0) for s in self.steps] == [
+            s._replace(free_blocks=0) for s in self.slow.steps
+        ]
+        _compare_state(self.fast, self.slow, now, self.alive, self.names)
+        state = self.fast.state()
+        counts = (state.running, state.waiting, state.in_api_server, state.held_blocks)
+        assert counts == (0, 0, 0, 0)
+
+    def plan(self, action: Action) -> None:
+        self.planned += 1
+        heappush(self.moments, (action.at, 0, self.planned, action))
+
+    def advance(self, at: int) -> bool:
+        """Whether there were events."""
+        got, expected = self.fast.advance(at), self.slow.advance(at)
+        assert [e._replace(reason=None) for e in got] == expected
+        assert [e.time for e in got] == sorted(e.time for e in got)
+        for event in got:
+            # A step starts when all that comes at its nanosecond is known, so it tells of loads
+            # a nanosecond later.
+            assert event.time <= at <= event.time + (event.kind == "loading"), (event, at)
+            if event.kind == "rejected":
+                assert event.reason
+            if event.kind in ("finished", "rejected"):
+                self.alive.remove(event.id)
+            lag = self.lags[event.id % len(self.lags)]
+            if event.kind == "loading":
+                self.plan(Action(at + lag, "loaded", event.id))
+            elif event.kind == "finished" and event.id in self.keeping:
+                self.plan(Action(at + lag, "release", event.id))
+        return bool(got)
+
+    def act(self, action: Action | None, at: int) -> None:
+        fast, slow = self.fast, self.slow
         if action is None:
-            _compare_state(fast, slow, at, alive, names)
+            _compare_state(fast, slow, at, self.alive, self.names)
         elif action.kind == "submit":
-            alive.add(action.id)
-            line = index.intern(action.text)
-            keys = [(run.branch, block) for run in line.runs for block in range(run.lo, run.hi)]
-            names |= dict(zip(slow.hasher.hashes(action.text), keys, strict=True))
-            fast.submit(
-                EngineRequest(
-                    action.id,
-                    line,
-                    action.prompt,
-                    action.output,
-                    action.priority,
-                    action.prefill_only,
-                ),
-                at,
-            )
-            slow.submit(
-                action.id,
-                action.text,
-                action.prompt,
-                action.output,
-                at,
-                action.priority,
-                action.prefill_only,
-            )
+            self._submit(action, at)
         elif action.kind == "abort":
-            alive.discard(action.id)
+            self.alive.discard(action.id)
             fast.abort(action.id, at)
             slow.abort(action.id, at)
+            if action.id in self.keeping:  # it may have ended, and its client not know yet
+                fast.release(action.id, at)
+                slow.release(action.id, at)
+        elif action.kind == "loaded":
+            fast.loaded(action.id, at)
+            slow.loaded(action.id, at)
+        elif action.kind == "release":
+            fast.release(action.id, at)
+            slow.release(action.id, at)
         else:
             lost = fast.reset(at)
             assert len(lost) == len(set(lost))
             assert set(lost) == slow.reset(at)
-            alive -= set(lost)
-    while (due := fast.next_event_time()) is not None:
-        delivered = _compare_until(fast, slow, due, alive)
-        assert due > at or delivered
-        at = due
-    assert slow.advance(at + 10**15) == []
-    assert not alive
-    assert [s._replace(free_blocks=0) for s in steps] == [
-        s._replace(free_blocks=0) for s in slow.steps
-    ]
-    _compare_state(fast, slow, at, alive, names)
-    state = fast.state()
-    assert (state.running, state.waiting, state.in_api_server, state.held_blocks) == (0, 0, 0, 0)
+            self.alive -= set(lost)
 
-
-def _compare_until(fast: Engine, slow: OracleEngine, at: int, alive: set[int]) -> int:
-    got: list[EngineEvent] = []
-    while (due := fast.next_event_time()) is not None and due < at:
-        events = fast.advance(due)
-        assert all(event.time <= due for event in events)
-        got += events
-    got += fast.advance(at)
-    expected = slow.advance(at)
-    assert [e._replace(reason=None) for e in got] == expected
-    assert [e.time for e in got] == sorted(e.time for e in got)
-    for event in got:
-        if event.kind == "rejected":
-            assert event.reason
-        if event.kind != "first_token":
-            alive.remove(event.id)
-    return len(got)
+    def _submit(self, action: Action, at: int) -> None:
+        self.alive.add(action.id)
+        if action.keep_blocks:
+            self.keeping.add(action.id)
+        line = self.index.intern(action.text)
+        keys = [(run.branch, block) for run in line.runs for block in range(run.lo, run.hi)]
+        self.names |= dict(zip(self.slow.hasher.hashes(action.text), keys, strict=True))
+        request = EngineRequest(
+            action.id,
+            line,
+            action.prompt,
+            action.output,
+            action.priority,
+            action.prefill_only,
+            action.keep_blocks,
+            action.remote,
+        )
+        self.fast.submit(request, at)
+        self.slow.submit(
+            action.id,
+            action.text,
+            action.prompt,
+            action.output,
+            at,
+            action.priority,
+            action.prefill_only,
+            action.keep_blocks,
+            action.remote,
+        )
 
 
 def _compare_state(
@@ -125,7 +175,7 @@ def _compare_state(
     state = fast.state()
     passed = [r for r in slow.api if r.leaves <= at * 1000]
     assert state.running == sample.running == len(slow.running)
-    assert state.waiting == sample.waiting == len(slow.waiting) + len(passed)
+    assert state.waiting == sample.waiting == len(slow.waiting + slow.ready + passed)
     assert state.in_api_server == len(slow.api) - len(passed)
     cache = slow.cache
     assert state.held_blocks == cache.total - cache.free
@@ -214,4 +264,77 @@ def test_engine_equals_step_by_step_oracle(
     looks = [rng.randint(0, end) for _ in range(rng.randint(0, 12))]
     time = CoarseTime(unit, rng.choice((10, 37, 10**9)))
     for forward in (True, False):
-        play(replace(params, fast_forward=forward), time, blocks, actions, looks)
+        Pair(replace(params, fast_forward=forward), time, blocks).play(actions, looks)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    block_size=st.integers(1, 4),
+    blocks=st.integers(3, 60),
+    budget=st.sampled_from((2, 7, 20, 1000)),
+    seqs=st.sampled_from((1, 2, 5, 100)),
+    threshold=st.sampled_from((0, 0, 2)),
+    policy=st.sampled_from(("fcfs", "fcfs", "priority")),
+    reserve=st.booleans(),
+    watermark=st.sampled_from((0.0, 0.0, 0.2)),
+    api=st.sampled_from(((0, 0), (1700, 130))),
+    delay=st.sampled_from((0, 777)),
+    unit=st.sampled_from((1, 10, 1000)),
+    spread=st.sampled_from((1, 5, 100)),
+    style=st.sampled_from(("crowd", "sessions")),
+    ahead=st.booleans(),
+)
+def test_loads_and_kept_blocks_equal_step_by_step_oracle(
+    seed: int,
+    block_size: int,
+    blocks: int,
+    budget: int,
+    seqs: int,
+    threshold: int,
+    policy: Policy,
+    reserve: bool,
+    watermark: float,
+    api: tuple[int, int],
+    delay: int,
+    unit: int,
+    spread: int,
+    style: str,
+    ahead: bool,
+) -> None:
+    """Some prompts are elsewhere in part, some blocks are kept for another replica to copy."""
+    rng = random.Random(seed)
+    params = EngineParams(
+        block_size=block_size,
+        max_num_batched_tokens=budget,
+        max_num_seqs=seqs,
+        long_prefill_token_threshold=threshold,
+        reserve_full_input=reserve,
+        watermark=watermark,
+        policy=policy,
+        api_request_ps=api[0],
+        api_prompt_token_ps=api[1],
+        output_delay_ps=delay,
+        async_scheduling=ahead,
+    )
+    actions = [
+        _in_two_legs(action, rng)
+        for action in STYLES[style](rng, rng.randint(1, 25), spread, rng.choice((3, 10)))
+    ]
+    end = actions[-1].at + 20 * spread
+    looks = [rng.randint(0, end) for _ in range(rng.randint(0, 12))]
+    time = CoarseTime(unit, rng.choice((10, 37, 10**9)))
+    lags = [rng.randint(1, 4 * spread) for _ in range(7)]
+    for forward in (True, False):
+        Pair(replace(params, fast_forward=forward), time, blocks, lags).play(actions, looks)
+
+
+def _in_two_legs(action: Action, rng: random.Random) -> Action:
+    if action.kind != "submit":
+        return action
+    leg = rng.random()
+    if leg < 0.25:
+        return replace(action, prefill_only=True, keep_blocks=True)
+    if leg < 0.7:
+        return replace(action, remote=rng.choice((action.prompt, rng.randint(1, action.prompt))))
+    return action

@@ -17,6 +17,7 @@ class OracleAsyncEngine(OracleEngine):
         self.pending: dict[Request, int] = {}
         self.ahead: Step | None = None
         self.composed = False
+        self.preempting = False
 
     def reset(self, now: int) -> set[int]:
         self.pending, self.ahead, self.composed = {}, None, False
@@ -24,8 +25,7 @@ class OracleAsyncEngine(OracleEngine):
 
     def abort(self, ident: int, now: int) -> None:
         self.out = [item for item in self.out if item[2].id != ident]
-        self.api = [r for r in self.api if r.id != ident]
-        self.waiting = [r for r in self.waiting if r.id != ident]
+        self.take_out(ident, now)
         if self.step is not None and self.composed:
             self.aborted.append(ident)
         else:
@@ -35,7 +35,7 @@ class OracleAsyncEngine(OracleEngine):
         limit = self.seen = until * 1000
         while True:
             if self.step is None:
-                if self.running or self.waiting:
+                if self.startable():
                     start = self.clock
                 elif self.api:
                     start = max(self.clock, self.api[0].leaves)
@@ -43,11 +43,15 @@ class OracleAsyncEngine(OracleEngine):
                     break
                 if start >= limit:
                     break
-                self.clock = start
+                self.clock, self.blocked = start, False
                 batch = self.compose(start)
-                while batch is None:
+                if batch is None and self.preempting:
                     batch = self.compose(start)
-                self.launch(batch, start)
+                if batch is None:
+                    assert self.loading or self.kept
+                    self.blocked = True
+                else:
+                    self.launch(batch, start)
                 continue
             if not self.composed:
                 if self.clock >= limit:
@@ -71,7 +75,9 @@ class OracleAsyncEngine(OracleEngine):
             self.waiting.append(self.api.pop(0))
         scheduled: list[tuple[Request, int]] = []
         preempted: list[Request] = []
+        self.composing = now
         self.schedule(scheduled, preempted)
+        self.preempting = bool(preempted)
         if not scheduled:
             return None
         batch = [(r, new, r.computed, r.decoding) for r, new in scheduled]
@@ -149,7 +155,8 @@ class OracleAsyncEngine(OracleEngine):
             return
         if running:
             self.running.remove(request)
-            self.free(request)
+            self.pending.pop(request, None)
+            self.end(request)
         else:
             self.waiting.remove(request)
         gaps = [b - a for a, b in zip(request.times, request.times[1:], strict=False)]

@@ -30,6 +30,8 @@ class Request:
     preemptions: int = 0
     times: list[int] = field(default_factory=list)
     holding: OracleHolding | None = None
+    keep: bool = False
+    remote: int = 0
 
 
 @dataclass(eq=False)
@@ -53,8 +55,13 @@ class OracleEngine:
         self.api_free = 0
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.loading: list[Request] = []
+        self.ready: list[Request] = []
+        self.kept: dict[int, OracleHolding] = {}
+        self.blocked = False
         self.step: Step | None = None
         self.clock = 0
+        self.composing = 0
         self.aborted: list[int] = []
         self.out: list[tuple[int, int, EngineEvent]] = []
         self.sent = 0
@@ -74,6 +81,8 @@ class OracleEngine:
         now: int,
         priority: int = 0,
         prefill_only: bool = False,
+        keep: bool = False,
+        remote: int = 0,
     ) -> None:
         p = self.p
         start = max(now * 1000, self.api_free)
@@ -89,6 +98,8 @@ class OracleEngine:
             prefill_only,
             self.hasher.hashes(segments),
             tokens=prompt,
+            keep=keep,
+            remote=min(remote, prompt),
         )
         too_long = p.max_model_len is not None and final > p.max_model_len
         too_big = -(-(final - 1) // p.block_size) + p.sequence_blocks > self.cache.total
@@ -100,17 +111,48 @@ class OracleEngine:
 
     def abort(self, ident: int, now: int) -> None:
         self.out = [item for item in self.out if item[2].id != ident]
-        self.api = [r for r in self.api if r.id != ident]
-        self.waiting = [r for r in self.waiting if r.id != ident]
+        self.take_out(ident, now)
         if self.step is not None:
             self.aborted.append(ident)
         else:
             self.drop(ident)
 
+    def take_out(self, ident: int, now: int) -> None:
+        """It leaves at once unless it runs."""
+        self.api = [r for r in self.api if r.id != ident]
+        for request in [r for r in self.waiting + self.loading + self.ready if r.id == ident]:
+            for queue in (self.waiting, self.loading, self.ready):
+                if request in queue:
+                    queue.remove(request)
+            if request.holding is not None:
+                self.free(request)
+            self.unblock(now)
+
+    def unblock(self, now: int) -> None:
+        self.blocked = False
+        if self.step is None:
+            self.clock = max(self.clock, now * 1000)
+
+    def loaded(self, ident: int, now: int) -> None:
+        for request in [r for r in self.loading if r.id == ident]:
+            self.loading.remove(request)
+            self.ready.append(request)
+            assert request.holding is not None
+            self.cache.fill(request.holding, request.remote // self.p.block_size)
+            request.computed = min(request.remote, request.tokens - 1)
+            request.remote = 0
+            self.unblock(now)
+
+    def release(self, ident: int, now: int) -> None:
+        if ident in self.kept:
+            self.cache.release(self.kept.pop(ident))
+            self.unblock(now)
+
     def reset(self, now: int) -> set[int]:
-        lost = {item[2].id for item in self.out if item[2].kind != "first_token"}
-        lost |= {r.id for r in self.api + self.waiting + self.running if r.id not in self.aborted}
+        lost = {item[2].id for item in self.out if item[2].kind in ("finished", "rejected")}
+        lost |= {r.id for r in self.all() if r.id not in self.aborted}
         self.api, self.waiting, self.running, self.out = [], [], [], []
+        self.loading, self.ready, self.kept, self.blocked = [], [], {}, False
         evicted = self.cache.evicted
         self.cache = OracleBlockCache(self.cache.total, self.p.prefix_caching)
         self.cache.evicted = evicted
@@ -127,7 +169,7 @@ class OracleEngine:
                     break
                 self.complete()
                 continue
-            if self.running or self.waiting:
+            if self.startable():
                 start = self.clock
             elif self.api:
                 start = max(self.clock, self.api[0].leaves)
@@ -140,8 +182,14 @@ class OracleEngine:
         self.out = [item for item in self.out if item[0] > limit]
         return [event._replace(time=-(-time // 1000)) for time, _, event in ready]
 
+    def startable(self) -> bool:
+        return not self.blocked and bool(self.running or self.waiting or self.ready)
+
+    def all(self) -> list[Request]:
+        return self.api + self.waiting + self.loading + self.ready + self.running
+
     def output_tokens(self, ident: int) -> int:
-        for request in self.api + self.waiting + self.running:
+        for request in self.all():
             if request.id == ident:
                 return request.tokens - request.prompt
         return 0
@@ -149,16 +197,20 @@ class OracleEngine:
     # ---- a step ------------------------------------------------------------------------------
 
     def begin(self, start: int) -> None:
-        self.clock = start
+        self.clock, self.blocked = start, False
         while self.api and self.api[0].leaves <= start:
             self.waiting.append(self.api.pop(0))
         scheduled: list[tuple[Request, int]] = []
         preempted: list[Request] = []
+        self.composing = start
         self.schedule(scheduled, preempted)
-        if not scheduled:
-            assert preempted
+        if not scheduled and preempted:
             preempted = []
             self.schedule(scheduled, preempted)
+        if not scheduled:
+            assert self.loading or self.kept
+            self.blocked = True
+            return
         batch = [(r, new, r.computed, r.decoding) for r, new in scheduled]
         chunks = [(new, computed) for r, new, computed, decoding in batch if not decoding]
         decoding = [r for r, *_ in batch if r.decoding]
@@ -169,9 +221,10 @@ class OracleEngine:
             piece = self.step_time.decode_piece(len(decoding), context)
             took = piece.fixed_ps + piece.per_token_ps * context
         held: dict[int, int] = {}
-        for request in self.running:
-            assert request.holding is not None
-            held |= {id(block): 1 for block in request.holding.blocks + request.holding.fixed}
+        holdings = [r.holding for r in self.running + self.loading + self.ready]
+        for holding in [*holdings, *self.kept.values()]:
+            assert holding is not None
+            held |= {id(block): 1 for block in holding.blocks + holding.fixed}
         assert len(held) + self.cache.free == self.cache.total
         names = [r.id for r in preempted]
         self.step = Step(start, start + took, batch, names, self.cache.free)
@@ -180,7 +233,7 @@ class OracleEngine:
         p, cache, size = self.p, self.cache, self.p.block_size
         budget = p.max_num_batched_tokens
         threshold = p.long_prefill_token_threshold
-        if len(self.running) + len(self.waiting) <= 1:
+        if len(self.all()) - len(self.api) <= 1:
             threshold = 0
         index = 0
         while index < len(self.running) and budget > 0:
@@ -222,7 +275,16 @@ class OracleEngine:
             index += 1
         if preempted:
             return
-        while self.waiting and budget > 0 and len(self.running) < p.max_num_seqs:
+        while budget > 0 and len(self.running) < p.max_num_seqs:
+            if self.ready:
+                new = self.start_ready(budget, threshold)
+                if not new:
+                    break
+                scheduled.append((self.running[-1], new))
+                budget -= new
+                continue
+            if not self.waiting:
+                break
             if p.policy == "priority":
                 self.waiting.sort(key=lambda r: (r.priority, r.arrived, r.id))
             request = self.waiting[0]
@@ -246,10 +308,17 @@ class OracleEngine:
             in_queue = sum(block.refs == 0 for block in hits)
             margin = int(p.watermark * (cache.total + p.null_blocks)) if self.running else 0
             margin += p.sequence_blocks
+            remote = request.remote if request.remote > computed else 0
+            if remote:
+                margin += sum(
+                    -(-r.tokens // size) - len(r.holding.blocks)
+                    for r in self.running + self.loading + self.ready
+                    if r.holding is not None and not r.decoding
+                )
             whole = -(-request.tokens // size) - len(hits) + in_queue + margin
             if p.reserve_full_input and whole > cache.free:
                 break
-            first = max(-(-(computed + new) // size) - len(hits), 0)
+            first = max(-(-max(computed + new, request.remote) // size) - len(hits), 0)
             if first + in_queue + margin > cache.free:
                 break
             self.waiting.pop(0)
@@ -263,10 +332,41 @@ class OracleEngine:
                 if p.prefix_caching:
                     self.queried += request.tokens
                     self.hit += computed
+            if remote:
+                self.load(request, remote - computed)
+                continue
+            request.remote = 0
             self.running.append(request)
             self.extend(request, new)
             scheduled.append((request, new))
             budget -= new
+
+    def load(self, request: Request, tokens: int) -> None:
+        """It gets the blocks of what is elsewhere, and waits for the KV to come."""
+        assert request.holding is not None
+        missing = -(-request.remote // self.p.block_size) - len(request.holding.blocks)
+        self.cache.allocate(request.holding, missing)
+        self.loading.append(request)
+        self.sent += 1
+        event = EngineEvent(0, "loading", request.id, request.cached or 0, load_tokens=tokens)
+        self.out.append((self.composing, self.sent, event))
+
+    def start_ready(self, budget: int, threshold: int) -> int:
+        """The first one whose KV has come runs, for so many tokens; 0: it does not fit."""
+        request, size = self.ready[0], self.p.block_size
+        new = request.tokens - request.computed
+        if 0 < threshold < new:
+            new = threshold
+        if new > budget and not self.p.chunked_prefill:
+            return 0
+        new = min(new, budget)
+        needed = request.tokens if self.p.reserve_full_input else request.computed + new
+        assert request.holding is not None
+        if -(-needed // size) - len(request.holding.blocks) > self.cache.free:
+            return 0
+        self.running.append(self.ready.pop(0))
+        self.extend(request, new)
+        return new
 
     def demand(self, request: Request) -> int:
         return request.tokens - request.computed
@@ -284,6 +384,14 @@ class OracleEngine:
         assert request.holding is not None
         self.cache.release(request.holding)
         request.holding = None
+
+    def end(self, request: Request) -> None:
+        """It has all its tokens: its blocks are free, or kept for another replica to copy."""
+        if request.keep:
+            assert request.holding is not None
+            self.kept[request.id], request.holding = request.holding, None
+        else:
+            self.free(request)
 
     # ---- its end -----------------------------------------------------------------------------
 
@@ -319,7 +427,7 @@ class OracleEngine:
                     )
             if request.tokens == request.final:
                 self.running.remove(request)
-                self.free(request)
+                self.end(request)
                 gaps = [b - a for a, b in zip(request.times, request.times[1:], strict=False)]
                 self.send(
                     step.end,
