@@ -57,6 +57,8 @@ class NotedStep:
     evicted: int
     done: int
     """When its tokens were there."""
+    followed: int
+    """When what follows it was composed, or found empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class _Reader:
     def read(self, lines: Sequence[list[Any]]) -> EngineNotes:
         composed = [line[1] for line in lines if line[0] == "step"]
         adds: list[tuple[int, int, int, int, int]] = []
-        pending: deque[list[Any]] = deque()
+        pending: deque[tuple[int, list[Any]]] = deque()
         steps: list[NotedStep] = []
         position = clock = evicted = 0
         for line in lines:
@@ -119,21 +121,26 @@ class _Reader:
                 position += 1
                 if position == 1:
                     evicted = line[5]  # all blocks are blank: this step evicts none
-                pending.append(line)
+                pending.append((position, line))
             elif kind == "out":
-                ran = pending.popleft()
+                number, ran = pending.popleft()
                 if ran[2]:
                     self._take(line[2])
                     end = composed[position] if position < len(composed) else at
-                    steps.append(self._step(ran, clock, end, at, evicted))
+                    followed = composed[number] if number < len(composed) else at
+                    steps.append(self._step(ran, clock, (end, at, followed), evicted))
                     clock = end
         return EngineNotes(self._settings, tuple(self._requests(adds)), tuple(steps))
 
-    def _step(self, line: list[Any], before: int, end: int, done: int, evicted: int) -> NotedStep:
+    def _step(
+        self, line: list[Any], before: int, times: tuple[int, int, int], evicted: int
+    ) -> NotedStep:
+        """`times`: its end, when it was done, when what follows it was composed."""
         batch = tuple((self._numbers[name], new, computed) for name, new, computed in line[2])
         preempted = tuple(sorted(self._numbers[name] for name in line[3]))
         start = max(line[1], before)
-        return NotedStep(start, end, batch, preempted, line[4], line[5] - evicted, done)
+        end, done, followed = times
+        return NotedStep(start, end, batch, preempted, line[4], line[5] - evicted, done, followed)
 
     def _take(self, sampled: Mapping[str, list[int]]) -> None:
         for name, tokens in sampled.items():
@@ -195,7 +202,8 @@ def write_small(path: Path, notes: Sequence[EngineNotes]) -> None:
                 gained = s.evicted - evicted
                 steps.append(
                     [
-                        *(s.start - clock, s.end - s.start, s.done - s.start, s.free, gained),
+                        *(s.start - clock, s.end - s.start, s.done - s.start),
+                        *(s.followed - s.start, s.free, gained),
                         batch,
                         list(s.preempted),
                     ]
@@ -222,11 +230,12 @@ def read_small(path: Path) -> list[EngineNotes]:
 def _from_small(settings: dict[str, Any], requests: list[Any], steps: list[Any]) -> EngineNotes:
     clock = evicted = 0
     read = []
-    for gap, took, done, free, gained, batch, preempted in steps:
+    for gap, took, done, followed, free, gained, batch, preempted in steps:
         start, evicted = clock + gap, evicted + gained
         rows = tuple(zip(batch[0::3], batch[1::3], batch[2::3], strict=True))
         clock = start + took
-        read.append(NotedStep(start, clock, rows, tuple(preempted), free, evicted, start + done))
+        times = (start + done, start + followed)
+        read.append(NotedStep(start, clock, rows, tuple(preempted), free, evicted, *times))
     asked = tuple(
         NotedRequest(
             *(number, at, at + seen, prompt, output, priority),

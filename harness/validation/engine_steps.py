@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentsched import InputError
-from harness.sim.async_engine import engine_for
+from harness.sim.async_engine import AsyncEngine
 from harness.sim.content import ContentIndex, Line
+from harness.sim.engine import Engine
 from harness.sim.engine_types import (
     PS_PER_NS,
     DecodePiece,
@@ -19,7 +20,9 @@ from harness.sim.engine_types import (
     EngineRequest,
     StepRecord,
 )
-from harness.validation.engine_notes import Batch, EngineNotes, NotedRequest
+from harness.sim.step_loop import Batch
+from harness.validation.engine_notes import Batch as NotedBatch
+from harness.validation.engine_notes import EngineNotes, NotedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,44 @@ class _Evictions:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    batch: Batch
+    batch: NotedBatch
     preempted: tuple[int, ...]
     free: int
     evicted: int
+
+
+class _BlockingEngine(AsyncEngine):
+    """Composes steps ahead as an engine does whose call that starts a step returns when the step
+    has ended, as on CPUs: after a pause, what follows the first step is composed at its end.
+
+    `followed`: for each step, when what follows it is composed, in nanoseconds.
+    """
+
+    followed: Sequence[int] = ()
+    launched = 0
+
+    def _launch(self, batch: Batch, start: int) -> None:
+        self.launched += 1
+        super()._launch(batch, start)
+
+    def _run(self, limit: int) -> None:
+        while True:
+            if self._batch is None:
+                start = self._next_start()
+                if start is None or start >= limit:
+                    return
+                self._begin(start)
+                continue
+            if not self._composed:
+                step = min(self.launched, len(self.followed)) - 1
+                at = max(self._stretch.start_ps, self.followed[step] * PS_PER_NS)
+                at = min(at, self._stretch.end_ps)
+                if at >= limit:
+                    return
+                self._compose_ahead(at)
+            if self._stretch.end_ps > limit:
+                return
+            self._complete()
 
 
 @dataclass(slots=True)
@@ -115,7 +152,10 @@ class _Ours:
             preempted = tuple(sorted(record.preempted))
             self.steps.append(_Step(record.batch, preempted, record.free_blocks, evictions.count))
 
-        engine = engine_for(params, times, int(settings["blocks"]), index, note)
+        kind = _BlockingEngine if params.async_scheduling else Engine
+        engine = kind(params, times, int(settings["blocks"]), index, note)
+        if isinstance(engine, _BlockingEngine):
+            engine.followed = [step.followed for step in self.notes.steps]
         engine.watch_cache(evictions)
         for at, request, drop in sorted(_actions(self.notes), key=lambda action: action[0]):
             engine.advance(at)

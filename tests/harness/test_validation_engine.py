@@ -178,7 +178,7 @@ def test_notes_of_steps_composed_ahead(tmp_path: Path) -> None:
             ["out", 41, {}],
         ],
     )
-    assert [(s.start, s.end) for s in notes.steps] == [(10, 30), (30, 40)]
+    assert [(s.start, s.end, s.followed) for s in notes.steps] == [(10, 30, 20), (30, 40, 30)]
 
 
 def test_an_abort_is_noted(tmp_path: Path) -> None:
@@ -214,7 +214,8 @@ def sweep_of(coefficients: dict[str, float]) -> Iterator[tuple[NotedRequest, Not
                 decodes = 0 if index == 0 else batch
                 shape = features(chunks, decodes, sum(r[2] + 1 for r in row) if index else 0)
                 took = round(sum(coefficients[t] * x for t, x in zip(TERMS, shape, strict=True)))
-                step = NotedStep(clock, clock + took, row, (), 0, 0, clock + took)
+                end = clock + took
+                step = NotedStep(clock, end, row, (), 0, 0, end, end)
                 clock += took
                 for i in ids if index == 0 else ():
                     yield (
@@ -276,7 +277,7 @@ def test_fitted_steps_are_a_step_time() -> None:
 
 def test_features_tell_decodes_from_chunks() -> None:
     requests = tuple(NotedRequest(i, 0, 0, 10, 2, 0, ()) for i in range(2))
-    step = NotedStep(0, 1, ((0, 1, 10), (1, 4, 6)), (), 0, 0, 1)
+    step = NotedStep(0, 1, ((0, 1, 10), (1, 4, 6)), (), 0, 0, 1, 1)
     # A decode over 11 tokens; a chunk of 4 after 6: 4 x (6 + 2.5) pairs.
     assert step_features(EngineNotes(SETTINGS, requests, (step,)), step) == (1, 1, 2, 5, 11, 34)
 
