@@ -51,6 +51,7 @@ SHIPPED: dict[str, str] = {
     "ampd": "schedulers.ampd:Ampd",
     "collocated": "schedulers.collocated:Collocated",
     "disaggregated": "schedulers.disaggregated:Disaggregated",
+    "headroom": "schedulers.headroom:Headroom",
 }
 
 
