@@ -77,18 +77,29 @@ def _scheduler(name: str) -> None:
 
 
 def _workloads() -> None:
+    from workloads.agents.registry import agent_workloads, find_driver
     from workloads.catalog import describe, workload_names
 
-    rows = []
+    rows: list[tuple[str, str, str, str]] = []
     for name in workload_names():
         info = describe(name)
         rows.append((name, info.origin, f"{info.sessions:,}", info.note))
+    rows += [(name, "real agents", "", find_driver(name).about) for name in agent_workloads()]
     print_columns(("workload", "origin", "sessions", "what it is"), rows)
 
 
 def _workload(name: str) -> None:
+    from workloads.agents.registry import agent_workloads, find_driver
     from workloads.catalog import describe
 
+    if name in agent_workloads():
+        from workloads.agents.profiles import profile_of
+
+        profile, _ = profile_of(name, {})
+        print(f"{name}: real agents on live engines (emulator, vllm, sglang)")
+        print(f"{find_driver(name).about}\nsettings: docs/agents.md, docs/terminal-bench.md")
+        print(f"simulated or replayed, the generated profile {profile} stands in its place")
+        return
     info = describe(name)
     print(f"{info.name}: {info.origin}, {info.sessions:,} sessions unless told otherwise")
     print(f"source: {info.source}\nlicence: {info.licence}\n{info.note}")

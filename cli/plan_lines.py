@@ -63,6 +63,8 @@ def _workload_lines(workload: PlannedWorkload, context_limit: int) -> Iterator[s
     plural = "worker" if workload.loads == (1,) else "workers"
     workers = ", ".join(map(str, workload.loads)) + f" {plural}"
     load = workers if workload.arrivals is None else "as they arrive"
+    if workload.in_place_of is not None:
+        origin += f", in place of {workload.in_place_of}"
     yield f"  workload    {workload.name} ({origin}): {load}"
     yield (
         f"              {_count(workload.sessions, 'session')}, {_count(workload.turns, 'turn')}, "

@@ -79,6 +79,8 @@ class PlannedWorkload:
     """How sessions arrive; None: workers take them up."""
     driver: str | None = None
     """Workload of workloads.agents whose real agents play it; None: it is replayed."""
+    in_place_of: str | None = None
+    """Agent workload that this generated one stands for, as no real agents run."""
 
     @property
     def loads(self) -> tuple[int, ...]:
@@ -180,7 +182,8 @@ class Plan:
                 "inputs": self._digests(),
             },
             "cells": [cell.as_dict() for cell in self.cells],
-            "workloads": {w.name: _workload_facts(w) for w in self.workloads},
+            "workloads": {w.name: _workload_facts(w) for w in self.workloads}
+            | {name: facts for w in self.workloads for name, facts in _beside(w)},
             "paper": self.spec.paper,
             "replicas": [
                 _replica_facts(self.cluster, i) for i in range(len(self.cluster.replicas))
@@ -424,7 +427,8 @@ def _workloads(spec: RunSpec, context_limit: int) -> tuple[PlannedWorkload, ...]
             workload = _workload(spec, wanted, context_limit)
             if any(workload.name == other.name for other in found):
                 raise UsageError(
-                    f"two workloads are called `{workload.name}`", "rename one of the files"
+                    f"two workloads are called `{workload.name}`",
+                    "rename one of the files, or run them one after another",
                 )
         found += _at_rates(workload)
     return tuple(found)
@@ -491,8 +495,9 @@ def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> Planne
     agents = _agents_of(spec, wanted)
     if agents is not None:
         return _played_by_agents(spec, wanted, agents)
-    name = source = wanted.name
-    if wanted.name not in workload_names():
+    wanted, name = _generated(spec, wanted)
+    source, in_place_of = name, wanted.name if name != wanted.name else None
+    if name not in workload_names():
         path = spec.path_of(wanted)
         if path.exists():
             name = path.name.removesuffix(".gz").removesuffix(".jsonl")
@@ -514,13 +519,29 @@ def _workload(spec: RunSpec, wanted: WorkloadSpec, context_limit: int) -> Planne
         prompt_tokens=sum(turn.prompt_tokens for s in sessions for turn in s.turns),
         output_tokens=sum(turn.output_tokens for s in sessions for turn in s.turns),
         over_limit=sum(peak_context(session) > context_limit for session in sessions),
+        in_place_of=in_place_of,
     )
+
+
+def _generated(spec: RunSpec, wanted: WorkloadSpec) -> tuple[WorkloadSpec, str]:
+    """Where no agents run, the generated profile in place of an agent workload, under its own
+    name; anything else as it is."""
+    from workloads.agents.registry import agent_workloads
+
+    known = wanted.name in workload_names() or spec.path_of(wanted).exists()
+    if known or wanted.name not in agent_workloads():
+        return wanted, wanted.name
+    from workloads.agents.profiles import profile_of
+
+    profile, settings = profile_of(wanted.name, wanted.agents)
+    return wanted.model_copy(update={"settings": {**settings, **wanted.settings}}), profile
 
 
 def _workload_facts(workload: PlannedWorkload) -> dict[str, Any]:
     return {
         "origins": list(workload.origins),
         "published_as": workload.spec.published_as,
+        "in_place_of": workload.in_place_of,
         "sessions": workload.sessions,
         "turns": workload.turns,
         "prompt_tokens": workload.prompt_tokens,
@@ -530,6 +551,29 @@ def _workload_facts(workload: PlannedWorkload) -> dict[str, Any]:
         "arrivals": workload.arrivals.process if workload.arrivals is not None else None,
         "played_by": "agents" if workload.driver is not None else "replay",
     }
+
+
+def _beside(workload: PlannedWorkload) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is replayed beside real agents, under the name of its own figures."""
+    if workload.driver is None:
+        return
+    from workloads.agents.mixed import background_name, background_of
+
+    chat = background_of(workload.driver, workload.spec.agents)
+    if chat is None:
+        return
+    origins = sorted({session.origin for session in chat.load(0)})
+    for workers in workload.loads:
+        yield (
+            background_name(workload.name, chat, workers),
+            {
+                "origins": origins,
+                "rate_per_s": chat.rate_per_s,
+                "arrivals": chat.process,
+                "played_by": "replay",
+                "beside": workload.name,
+            },
+        )
 
 
 def _replica_facts(cluster: Cluster, index: int) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class AgentTask:
     """What the client process needs beyond the id: an instance, a task folder, ..."""
     timeout_s: float | None = None
     """The task's own deadline for the agent; None: it has none."""
+    part: str = ""
+    """Workload that it comes from, in a mix of several; a client process serves one part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ DRIVERS: dict[str, str] = {
     "terminal-bench-standin": "workloads.agents.harbor:TerminalBenchStandin",
     "automation-bench": "workloads.agents.automationbench:AutomationBench",
     "automationbench-synthetic": "workloads.agents.automationbench:AutomationBenchSynthetic",
+    "mixed-agents": "workloads.agents.mixed:MixedAgents",
 }
 """Workload name: module and class, imported when asked for."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import time
@@ -19,12 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from harness.live.agents.background import Background
 from harness.live.agents.clients import ClientProcess, Ended
+from harness.live.agents.crew import Crew
 from harness.live.agents.disk import CHECK_S, DiskWatch
 from harness.live.agents.records import TurnBook
 from harness.live.agents.seen import recorded
 from harness.live.daemon import calm_collector
 from harness.live.lag import LagProbe
+from harness.live.loops import run_all
 from harness.live.parts import Played, Stage
 from workloads.agents.base import (
     CONTAINER,
@@ -36,6 +38,7 @@ from workloads.agents.base import (
 )
 from workloads.agents.client import encode
 from workloads.agents.limits import ClientLimits, split_limits
+from workloads.agents.mixed import part_of
 
 FOLDER = "agents"
 """Folder of a cell for what the agents leave: a folder a session, `events.jsonl` with all that
@@ -43,8 +46,6 @@ client processes told, `sessions.jsonl` with how each session ended, a log a wor
 SESSIONS = "sessions.jsonl"
 CLOCK = "clock.json"
 """When the cell's clock stood at 0, as Unix time: to compare with the agents' own logs."""
-STARTS_AT_A_TIME = 8
-"""Client processes that import their packages at the same time. Our choice."""
 CONCURRENCY_SHARE = 0.9
 """While tasks are waiting, on average this share of the workers must be at one. Our choice."""
 STRAGGLER_S = 2.0
@@ -57,6 +58,7 @@ class AgentPlayer:
     Args:
         settings: of the workload; the limits of `workloads.agents.limits` may be among them.
         workers: sessions active at once, each in a client process of its own.
+        background: chat beside the agents.
 
     Raises:
         UsageError: a limit is not a number above 0.
@@ -68,10 +70,12 @@ class AgentPlayer:
         settings: Mapping[str, Any],
         workers: int,
         tasks: Sequence[AgentTask],
+        background: Background | None = None,
     ) -> None:
         self.watcher = TurnBook(driver.name)
         """For the gateway in front of the agents, so that turns are recorded as it sees them."""
         self._driver, self._workers, self._tasks = driver, workers, tasks
+        self._background = background
         self._limits, self._settings = split_limits(settings)
 
     async def play(self, stage: Stage) -> Played:
@@ -82,7 +86,9 @@ class AgentPlayer:
         """
         folder = stage.folder / FOLDER
         folder.mkdir()
-        async with recorded(stage, self.watcher) as (url, release):
+        chat = self._background
+        strangers = frozenset[str]() if chat is None else chat.names
+        async with recorded(stage, self.watcher, strangers) as (url, release):
             with (folder / "events.jsonl").open("w", encoding="utf-8") as log:
                 troupe = _Troupe(
                     stage,
@@ -96,6 +102,8 @@ class AgentPlayer:
                     release,
                     deque(self._tasks),
                     min(self._workers, len(self._tasks)),
+                    Crew(self._driver, self._settings, self._limits, folder),
+                    chat,
                 )
                 return await troupe.play(self._workers)
 
@@ -115,7 +123,8 @@ class _Troupe:
     release: Callable[[str], None]
     tasks: deque[AgentTask]
     size: int
-    clients: dict[int, ClientProcess] = field(default_factory=dict)
+    crew: Crew
+    background: Background | None
     running: dict[str, tuple[ClientProcess, Path]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -126,26 +135,35 @@ class _Troupe:
     """Integral of the active sessions over time, while tasks are waiting."""
     waiting_until: int = 0
     """When the last task was taken up."""
-    starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STARTS_AT_A_TIME))
+    parts: dict[str, Counter[str]] = field(default_factory=dict)
+    """How sessions ended, by part of a mix."""
 
     async def play(self, workers: int) -> Played:
         total, probe = len(self.tasks), LagProbe(asyncio.get_running_loop())
         self.last_change = began = self.stage.clock.now
         watching: asyncio.Task[None] | None = None
+        counts = Counter(task.part for task in self.tasks)
         try:
-            await _all([self._start(number) for number in range(self.size)])
+            await self.crew.start({part: min(self.size, n) for part, n in counts.items()})
             calm_collector()
             zero = time.time_ns() - self.stage.clock.now
             (self.folder / CLOCK).write_text(json.dumps({"zero_unix_ns": zero}) + "\n")
             started = self.last_change = self.waiting_until = self.stage.clock.now
             watching = asyncio.ensure_future(self._watch_disk())
-            await self._until_played([self._work(number) for number in range(self.size)])
+            if self.background is not None:
+                self.background.start(self.stage)
+            await self._until_played([self._work() for _ in range(self.size)])
             makespan = self.stage.clock.now - started
+            if self.background is not None:
+                await self.background.finish()
+            await self.crew.close()
         finally:
             probe.stop()
             if watching is not None:
                 watching.cancel()
-            await self._dismiss()
+            if self.background is not None:
+                await self.background.stop()
+            await self.crew.dismiss()
         await self._stragglers()
         self.book.close()
         timing = {
@@ -162,7 +180,7 @@ class _Troupe:
     async def _until_played(self, work: Sequence[Coroutine[Any, Any, Any]]) -> None:
         """Until all workers are done; raises what the front broke of."""
         failure = asyncio.ensure_future(self.stage.front.failed())
-        playing = asyncio.ensure_future(_all(work))
+        playing = asyncio.ensure_future(run_all(work))
         try:
             await asyncio.wait({playing, failure}, return_when=asyncio.FIRST_COMPLETED)
             if failure.done():
@@ -175,30 +193,16 @@ class _Troupe:
 
     # Workers.
 
-    async def _start(self, number: int) -> ClientProcess:
-        async with self.starts:
-            client = self.clients[number] = ClientProcess(
-                self.driver.command(self.settings),
-                {**os.environ, **self.driver.environment(self.settings)},
-                self.folder / f"worker-{number}.log",
-                self.limits.file_limit_mb,
-            )
-            await client.start(self.limits.start_limit_s)
-            return client
-
-    async def _work(self, number: int) -> None:
-        client = self.clients[number]
+    async def _work(self) -> None:
         while self.tasks:
             task = self._take()
-            ended = await self._session(client, task)
-            if not ended.alive:
-                self.counts["garbage_lines"] += client.garbage
-                if not self.tasks:
-                    return
+            name = self.crew.take(task.part)
+            ended = await self._session(self.crew.clients[name], task)
+            if ended.alive:
+                self.crew.give_back(task.part, name)
+            elif any(other.part == task.part for other in self.tasks):
                 self.counts["restarts"] += 1
-                client = await self._start(number)
-        self.counts["garbage_lines"] += client.garbage
-        await client.close()
+                await self.crew.replace(task.part, name)
 
     def _take(self) -> AgentTask:
         self._account()
@@ -214,7 +218,8 @@ class _Troupe:
         self._account()
         self.running[name] = (client, folder)
         self.counts["peak_active"] = max(self.counts["peak_active"], len(self.running))
-        self.book.assigned(name, self.stage.clock.now)
+        self.book.assigned(name, self.stage.clock.now, task.part)
+        _, settings = part_of(self.driver, self.settings, task.part)
         try:
             ended = await client.run(
                 Assignment(
@@ -224,7 +229,7 @@ class _Troupe:
                     admin_url=self.stage.front.admin_url,
                     model=self.stage.model,
                     folder=str(folder),
-                    settings=self.settings,
+                    settings=settings,
                 ),
                 self._limit_s(task),
                 self._told,
@@ -269,6 +274,8 @@ class _Troupe:
         self.counts["ended"] += 1
         self.counts[ended.status] += 1
         self.counts["crashed"] += ended.crashed
+        if task.part:
+            self.parts.setdefault(task.part, Counter()).update(["sessions", ended.status])
         self.outcomes[str(ended.facts.get("exit_status", ended.status))] += 1
         reward = ended.facts.get("reward")
         if isinstance(reward, (int, float)) and not isinstance(reward, bool):
@@ -276,6 +283,7 @@ class _Troupe:
         line = {
             "session": name,
             "task": task.id,
+            **({"part": task.part} if task.part else {}),
             "status": ended.status,
             "error": ended.error,
             "facts": dict(ended.facts),
@@ -298,12 +306,6 @@ class _Troupe:
                 if name in self.running:
                     self.counts["stopped_for_disk"] += 1
                     self.running[name][0].stop_session(reason)
-
-    async def _dismiss(self) -> None:
-        """End all client processes; when it is itself cut short, they are still told to."""
-        for client in self.clients.values():
-            client.kill_now()
-        await asyncio.gather(*(client.kill() for client in self.clients.values()))
 
     async def _stragglers(self) -> None:
         """Let the gateway notice the connections of killed clients."""
@@ -330,16 +332,21 @@ class _Troupe:
             *("finished", "failed", "deadline", "crashed", "restarts", "tools"),
             *("garbage_lines", "stopped_for_disk", "peak_folder_mb", "peak_active"),
         )
+        self.counts["garbage_lines"] = self.crew.garbage_lines
         counters = {f"agents.{name}": float(self.counts[name]) for name in shown}
+        if self.background is not None:
+            counters |= self.background.counters()
         return {**counters, "agents.mean_active": mean_active}
 
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "client": f"agents: {self.driver.name}",
-            "client_processes": self.size,
+            "client_processes": len(self.crew.clients),
             "agent_outcomes": dict(sorted(self.outcomes.items())),
             "cache_source": "engine usage",
         }
+        if self.parts:
+            facts["agent_parts"] = {part: dict(ends) for part, ends in sorted(self.parts.items())}
         if self.rewards:
             facts["agent_reward_mean"] = sum(self.rewards) / len(self.rewards)
         return facts
@@ -353,22 +360,7 @@ class _Troupe:
                 f"on average {mean_active:.1f} of {wanted} workers were active while tasks waited, "
                 f"less than {CONCURRENCY_SHARE:.0%}"
             )
-        return None
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, Any]]) -> None:
-    """Run all; the first failure cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        if tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-    for end in ends:
-        if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
-            raise end
+        return None if self.background is None else self.background.ran_out()
 
 
 def _clear(folder: Path, *, killed: bool) -> None:

@@ -34,6 +34,7 @@ class _Tool:
 
 @dataclass(slots=True)
 class _Session:
+    workload: str
     parent: str | None
     started: int
     last_seen: int
@@ -69,6 +70,7 @@ class TurnBook:
     _closed: bool = False
     _assigned: set[str] = field(default_factory=set)
     """Sessions that a client process was given; others are sub-agents."""
+    _strangers: frozenset[str] = frozenset()
 
     def open(
         self,
@@ -76,21 +78,28 @@ class TurnBook:
         *,
         shift: int = 0,
         replicas: bool = True,
+        strangers: frozenset[str] = frozenset(),
     ) -> None:
         """Begin.
 
         Args:
             shift: nanoseconds to add to the gateway's times.
             replicas: the gateway's replicas are the cell's (not a router before them).
+            strangers: sessions that somebody else records.
         """
         self._recorder, self._shift, self._replicas = recorder, shift, replicas
+        self._strangers = strangers
 
     # What the player tells. Times are the cell's.
 
-    def assigned(self, session: str, now: int) -> None:
-        """A client process takes the session up."""
+    def assigned(self, session: str, now: int, workload: str = "") -> None:
+        """A client process takes the session up.
+
+        Args:
+            workload: of the session, in a mix of several; empty: that of the book.
+        """
         self._assigned.add(session)
-        self._sessions[session] = _Session(None, now, now)
+        self._sessions[session] = _Session(workload or self.workload, None, now, now)
 
     def tool_started(self, session: str, name: str, at: int) -> None:
         """A tool of the session started."""
@@ -114,7 +123,7 @@ class TurnBook:
             Sub-agents of it, which end with it.
         """
         self._assigned.discard(session)
-        found = self._sessions.get(session) or _Session(None, now, now)
+        found = self._sessions.get(session) or _Session(self.workload, None, now, now)
         self._flush(found, now, last=True)
         self._record_session(session, found, status, now, error)
         found.last_seen = now
@@ -147,10 +156,14 @@ class TurnBook:
         shift = self._shift
         now += shift
         name = turn.turn.session
+        if name in self._strangers:
+            return
         session = self._sessions.get(name)
         if session is None:  # a sub-agent, or a side call that names no session
-            arrived = turn.arrived + shift
-            session = _Session(turn.turn.parent or "", arrived, now)
+            arrived, parent = turn.arrived + shift, turn.turn.parent or ""
+            family = self._sessions.get(parent)
+            workload = self.workload if family is None else family.workload
+            session = _Session(workload, parent, arrived, now)
             self._sessions[name] = session
         record = self._record_of(session, turn, usage, status, now, shift)
         tool_end = self._flush(session, record.arrived, last=False)
@@ -180,7 +193,7 @@ class TurnBook:
         return TurnRecord(
             session=turn.turn.session,
             turn=session.turns,
-            workload=self.workload,
+            workload=session.workload,
             status=_STATUSES.get(status, "failed"),
             arrived=arrived + shift,
             dispatched=None if dispatched is None else dispatched + shift,
@@ -231,7 +244,7 @@ class TurnBook:
         self._recorder.session(
             SessionRecord(
                 session=name,
-                workload=self.workload,
+                workload=session.workload,
                 origin=ORIGIN,
                 parent=session.parent or None,
                 status=status,

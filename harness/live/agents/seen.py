@@ -21,15 +21,18 @@ NEVER_S = 1e6
 
 @asynccontextmanager
 async def recorded(
-    stage: Stage, book: TurnBook
+    stage: Stage, book: TurnBook, strangers: frozenset[str] = frozenset()
 ) -> AsyncIterator[tuple[str, Callable[[str], None]]]:
     """Base URL for the agents, and what to call when a session has ended.
+
+    Args:
+        strangers: sessions at the front that others play and record.
 
     Raises:
         BackendError: the router does not answer.
     """
     if stage.front.admin_url is not None:
-        book.open(stage.recorder)
+        book.open(stage.recorder, strangers=strangers)
         yield stage.front.url, stage.front.release
         return
     settings = ServeSettings(
