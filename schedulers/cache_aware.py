@@ -20,7 +20,7 @@ from typing import Literal
 from schedulers.base import RoutingScheduler, SchedulerInfo
 from schedulers.commands import Route
 from schedulers.events import Event
-from schedulers.pools import by_id, least_in_flight, serving
+from schedulers.pools import IN_FLIGHT, by_id, least_in_flight, serving
 from schedulers.prefix_tree import PrefixTree
 from schedulers.types import NS, Turn
 from schedulers.views import ClusterView, ReplicaView
@@ -102,7 +102,7 @@ class CacheAware(RoutingScheduler):
     def _pick(self, turn: Turn, cluster: ClusterView) -> tuple[ReplicaView, str]:
         replicas = serving(cluster)
         least = self._least(replicas)
-        most = max(replica.in_flight for replica in replicas)
+        most = max(map(IN_FLIGHT, replicas))
         if self.config.imbalance_gate == "fleet" and self._uneven(most, least):
             return least, "load is uneven"
         best, holders = self._tree.longest(turn.prompt)
@@ -124,7 +124,8 @@ class CacheAware(RoutingScheduler):
         """Which of those that have the matched text gets the turn; None: it is not healthy."""
         if self.config.owner == "first-holder":
             return by_id(replicas, holders[0])
-        healthy = [replica for replica in replicas if replica.id in holders]
+        held = set(holders)
+        healthy = [replica for replica in replicas if replica.id in held]
         if self.config.owner == "least-load" or not healthy:
             return least_in_flight(healthy) if healthy else None
         fewest = min(replica.in_flight for replica in healthy)
@@ -136,7 +137,7 @@ class CacheAware(RoutingScheduler):
         if self.config.imbalance_gate == "request":
             return self._uneven(target.in_flight, least)
         if self.config.imbalance_gate == "average":
-            mean = sum(replica.in_flight for replica in replicas) / len(replicas)
+            mean = sum(map(IN_FLIGHT, replicas)) / len(replicas)
             margin = min(self.config.balance_abs, max(4.0, 2 * sqrt(mean)))
             return (
                 target.in_flight > mean + margin

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from schedulers.types import Turn
 from schedulers.views import ClusterView, ReplicaView
+
+IN_FLIGHT = attrgetter("in_flight")
 
 
 def serving(cluster: ClusterView) -> list[ReplicaView]:
@@ -14,9 +17,10 @@ def serving(cluster: ClusterView) -> list[ReplicaView]:
     Those of role `mixed` or `decode`; prefill replicas only if nothing else is left (an engine
     that exports KV can also decode).
     """
-    everyone = cluster.replicas
-    pool = [replica for replica in everyone if replica.healthy and replica.role != "prefill"]
-    return pool or [replica for replica in everyone if replica.healthy]
+    kept = _kept(cluster)
+    if kept is not None:
+        return list(kept[0])
+    return serving_of(cluster.replicas)
 
 
 def prefillers(cluster: ClusterView) -> list[ReplicaView]:
@@ -24,7 +28,26 @@ def prefillers(cluster: ClusterView) -> list[ReplicaView]:
 
     Empty in a colocated cluster, and where nothing else is healthy: then they serve whole turns.
     """
-    everyone = cluster.replicas
+    kept = _kept(cluster)
+    if kept is not None:
+        return list(kept[1])
+    return prefillers_of(cluster.replicas)
+
+
+def _kept(cluster: ClusterView) -> tuple[Sequence[ReplicaView], Sequence[ReplicaView]] | None:
+    """Both pools where the cluster keeps them: in large ones a scan takes longer than a choice."""
+    pools = getattr(cluster, "pools", None)
+    return pools() if pools is not None else None
+
+
+def serving_of(everyone: Sequence[ReplicaView]) -> list[ReplicaView]:
+    """`serving`, by looking at each."""
+    pool = [replica for replica in everyone if replica.healthy and replica.role != "prefill"]
+    return pool or [replica for replica in everyone if replica.healthy]
+
+
+def prefillers_of(everyone: Sequence[ReplicaView]) -> list[ReplicaView]:
+    """`prefillers`, by looking at each."""
     pool = [replica for replica in everyone if replica.role == "prefill" and replica.healthy]
     others = pool and any(replica.healthy and replica.role != "prefill" for replica in everyone)
     return pool if others else []
@@ -32,7 +55,7 @@ def prefillers(cluster: ClusterView) -> list[ReplicaView]:
 
 def least_in_flight(replicas: Sequence[ReplicaView]) -> ReplicaView:
     """Fewest turns in flight from this gateway, the first of equals."""
-    return min(replicas, key=lambda replica: replica.in_flight)
+    return min(replicas, key=IN_FLIGHT)
 
 
 def by_id(replicas: Sequence[ReplicaView], replica_id: str | None) -> ReplicaView | None:

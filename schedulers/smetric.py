@@ -179,12 +179,9 @@ class SMetric(RoutingScheduler):
         """Where the turn's history is, if it may follow it."""
         if turn.prompt.assistant_messages == 0:
             return None
-        most = max(
-            (matches[replica.id] for replica in replicas if replica.id in matches), default=0
-        )
-        if most == 0:
+        holders = _holders(replicas, matches)
+        if not holders:
             return None
-        holders = [replica for replica in replicas if matches.get(replica.id) == most]
         prev = min(self._candidates(turn, holders, matches), key=lambda c: (-c.matched, c.load))
         history = min(self._history.get(turn.session, turn.prompt.bytes), turn.prompt.bytes)
         hit = prev.matched > self.config.hit_ratio * history / BYTES_PER_TOKEN
@@ -219,3 +216,17 @@ class SMetric(RoutingScheduler):
         self._queued[sent.replica] = max(0.0, self._queued[sent.replica] - sent.cost)
         if got_token:
             self.observed(sent, (self._now - sent.at) / NS)
+
+
+def _holders(replicas: list[ReplicaView], matches: dict[str, int]) -> list[ReplicaView]:
+    """Replicas with the longest match of all of them, in their order; none if nothing matches."""
+    if not matches:
+        return []
+    most = max(matches.values())
+    names = {name for name, matched in matches.items() if matched == most}
+    found = [replica for replica in replicas if replica.id in names]
+    if found:
+        return found
+    # Those that hold most are not among them: look at these alone.
+    most = max((matches.get(replica.id, 0) for replica in replicas), default=0)
+    return [replica for replica in replicas if most > 0 and matches.get(replica.id) == most]

@@ -26,6 +26,7 @@ class Facade:
     tokens: Callable[[str], int]
     evidence: Callable[[str, str], Evidence | None]
     cached_tokens: Callable[[PromptRef, str], int]
+    pools: Callable[[], tuple[tuple[ReplicaView, ...], tuple[ReplicaView, ...]]]
 
 
 def facade(ledger: Ledger) -> Facade:
@@ -38,6 +39,7 @@ def facade(ledger: Ledger) -> Facade:
         ledger.tokens,
         ledger.evidence,
         ledger.cached_tokens,
+        ledger.pools,
     )
 
 

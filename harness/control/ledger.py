@@ -9,6 +9,7 @@ from typing import Any
 from harness.control.prefix_index import PrefixIndex
 from harness.control.records import Attempt, Capacity, ReplicaState, SessionState
 from schedulers import events as ev
+from schedulers.pools import prefillers_of, serving_of
 from schedulers.types import Evidence, PromptRef, Turn
 from schedulers.views import ReplicaView, Role, SessionView
 
@@ -39,6 +40,7 @@ class Ledger:
             r.id: ReplicaState(r.id, i, r.role, r.capacity) for i, r in enumerate(replicas)
         }
         self._replica_list: tuple[ReplicaState, ...] = tuple(self.replica_states.values())
+        self._pools: tuple[tuple[ReplicaView, ...], tuple[ReplicaView, ...]] | None = None
         self.session_states: dict[str, SessionState] = {}
         self.waiting_turns: dict[str, Turn] = {}
         self.undecided: dict[str, None] = {}
@@ -56,6 +58,13 @@ class Ledger:
     @property
     def replicas(self) -> Sequence[ReplicaView]:
         return self._replica_list
+
+    def pools(self) -> tuple[tuple[ReplicaView, ...], tuple[ReplicaView, ...]]:
+        """Replicas that serve and that prefill (schedulers.pools); new when health changes."""
+        if self._pools is None:
+            everyone = self._replica_list
+            self._pools = tuple(serving_of(everyone)), tuple(prefillers_of(everyone))
+        return self._pools
 
     @property
     def sessions(self) -> Mapping[str, SessionView]:
@@ -167,12 +176,14 @@ class Ledger:
     def _record_lost(self, event: ev.ReplicaLost) -> None:
         replica = self.replica_states[event.replica]
         replica.healthy = False
+        self._pools = None
         for session_id in list(replica.homes):
             self.pause(self.session_states[session_id])
         self._drop_evidence(event.replica)
 
     def _record_recovered(self, event: ev.ReplicaRecovered) -> None:
         self.replica_states[event.replica].healthy = True
+        self._pools = None
 
     def _record_kv_events(self, event: ev.KvEvents) -> None:
         if event.cleared:

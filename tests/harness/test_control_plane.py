@@ -266,7 +266,8 @@ def test_a_policy_sees_the_view_and_nothing_else() -> None:
 
     plane_with(looks).handle(ev.TurnArrived(5, turn("a")))
     view = [name for name in vars(ClusterView) if not name.startswith("_")]
-    assert sorted(seen) == sorted([*view, "capacity_tokens"])
+    # `pools` says nothing new: healthy replicas by role, kept ready for schedulers.pools.
+    assert sorted(seen) == sorted([*view, "capacity_tokens", "pools"])
 
 
 class Chaotic(AdmissionScheduler):
