@@ -18,13 +18,16 @@ from cli.engine import app as engine_app
 from cli.explain import explain
 from cli.grade import grade
 from cli.list import list_names
+from cli.plan import plan
 from cli.record import record
 from cli.replay import replay
 from cli.report import report
 from cli.run import run
 from cli.serve import serve, verify_log
+from cli.slurm import slurm_script
 from cli.top import top
 from cli.trace import app as trace_app
+from cli.up import down, status, up
 from cli.validate import validate
 
 
@@ -79,6 +82,11 @@ app.command("verify-log")(verify_log)
 app.command("validate")(validate)
 app.command("calibrate")(calibrate)
 app.command("doctor")(doctor)
+app.command("plan")(plan)
+app.command("up")(up)
+app.command("down")(down)
+app.command("status")(status)
+app.command("slurm-script")(slurm_script)
 app.command("list")(list_names)
 app.add_typer(trace_app, name="trace")
 app.add_typer(engine_app, name="engine")
