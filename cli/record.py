@@ -25,6 +25,7 @@ from cli.serve_options import (
     Key,
     KvEvents,
     MaxBody,
+    MaxWait,
     Poll,
     Port,
     Prefills,
@@ -69,6 +70,7 @@ def record(
     wait: Wait = 600.0,
     turn_idle: TurnIdle = 600.0,
     turn_total: TurnTotal = 0.0,
+    max_wait: MaxWait = 900.0,
     text_memory: TextMemory = 256,
     token_file: TokenFile = None,
     token: Token = None,
@@ -106,6 +108,7 @@ def record(
             allow_urls=allow_urls,
             turn_idle=turn_idle,
             turn_total=turn_total,
+            max_wait=max_wait,
             text_memory=text_memory,
             security=Security(
                 token_file,

@@ -26,6 +26,7 @@ from cli.serve_options import (
     Key,
     KvEvents,
     MaxBody,
+    MaxWait,
     Poll,
     Port,
     Prefills,
@@ -62,6 +63,7 @@ def serve(
     wait: Wait = 600.0,
     turn_idle: TurnIdle = 600.0,
     turn_total: TurnTotal = 0.0,
+    max_wait: MaxWait = 900.0,
     text_memory: TextMemory = 256,
     token_file: TokenFile = None,
     token: Token = None,
@@ -100,6 +102,7 @@ def serve(
             allow_urls=allow_urls,
             turn_idle=turn_idle,
             turn_total=turn_total,
+            max_wait=max_wait,
             text_memory=text_memory,
             security=Security(
                 token_file,

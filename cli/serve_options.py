@@ -92,6 +92,12 @@ TurnIdle = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="An engine silent for this long is given up; 0: never."),
 ]
+MaxWait = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="A turn held this long is sent on all the same; 0: never."
+    ),
+]
 TurnTotal = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="A turn may take this long, waiting included; 0: no end."),
@@ -228,6 +234,7 @@ def serve_settings(
     allow_urls: bool,
     turn_idle: float = 600.0,
     turn_total: float = 0.0,
+    max_wait: float = 0.0,
     text_memory: int = 256,
     security: Security | None = None,
 ) -> ServeSettings:
@@ -242,7 +249,11 @@ def serve_settings(
     for name, value in (("--idle-expiry", idle_expiry), ("--poll", poll)):
         if not value > 0:
             raise UsageError(f"{name} {value:g}: must be above 0", "give a number of seconds")
-    for name, value in (("--turn-idle", turn_idle), ("--turn-total", turn_total)):
+    for name, value in (
+        ("--turn-idle", turn_idle),
+        ("--turn-total", turn_total),
+        ("--max-wait", max_wait),
+    ):
         if not value >= 0:
             raise UsageError(f"{name} {value:g}: must not be negative", "0 means no limit")
     given = security or Security()
@@ -252,6 +263,7 @@ def serve_settings(
         admin_access=Access(given.tokens_of(given.admin_token_file)),
         tls=given.tls(),
         backend_key=next(iter(given.tokens_of(given.backend_key_file)), None),
+        max_wait_s=max_wait or None,
         limits=Limits(body_bytes=given.max_body << 20),
         host=host,
         port=port,

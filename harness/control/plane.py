@@ -50,6 +50,9 @@ class ControlPlane:
         replicas: in configured order; ids must be unique.
         progress: output tokens an attempt has streamed by a time, asked of the driver.
         log: receives every carried-out command; None to keep no log.
+        max_wait_s: a turn that has waited this long is sent on, whatever the policy says, as soon
+            as a replica is up: to its session's home, else where the fewest turns are. None: it
+            waits as long as the policy likes.
     """
 
     def __init__(
@@ -58,8 +61,16 @@ class ControlPlane:
         replicas: Sequence[ReplicaConfig],
         progress: Callable[[int, int], int],
         log: Callable[[DecisionRecord], None] | None = None,
+        *,
+        max_wait_s: float | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.forced_admissions = 0
+        """Turns sent on because they had waited too long."""
+        self._max_wait = None if max_wait_s is None else round(max_wait_s * 1e9)
+        self._alarm = -1
+        self._forced: dict[str, str] = {}
+        """Turns sent on in spite of the policy, and their sessions: it may not have noticed."""
         self.ledger = Ledger(replicas, progress)
         self._view = facade(self.ledger)
         self.capacities = {replica.id: replica.capacity.usable for replica in replicas}
@@ -80,6 +91,8 @@ class ControlPlane:
         self._operations = []
         self._unchecked += 1
         self.ledger.record(event)
+        if self._forced:
+            self._notice_end(event)
         try:
             for count, command in enumerate(self.scheduler.on_event(event, self._view)):
                 if count >= COMMANDS_PER_EVENT:
@@ -88,6 +101,8 @@ class ControlPlane:
             if self.ledger.undecided:
                 turn_id = next(iter(self.ledger.undecided))
                 raise ContractError(f"turn {turn_id} was neither routed, held nor rejected")
+            if self._max_wait is not None:
+                self._send_overdue(self._max_wait)
             if isinstance(event, ev.SessionClosed):
                 self._check_records()
         except ContractError as error:
@@ -100,6 +115,51 @@ class ControlPlane:
         if isinstance(event, ev.SessionClosed):
             self.ledger.forget_session(event.session)
         return self._operations
+
+    # The bound on waiting.
+
+    @property
+    def bounded(self) -> bool:
+        """Whether turns wait for a limited time only."""
+        return self._max_wait is not None
+
+    def _send_overdue(self, limit: int) -> None:
+        """Send on what has waited too long, and be woken when the next turn will have."""
+        ledger = self.ledger
+        while ledger.waiting_turns:
+            turn = next(iter(ledger.waiting_turns.values()))  # they are in order of waiting
+            session = ledger.session_states[turn.session]
+            due = session.waiting_times[turn.id] + limit
+            if due > ledger.now:
+                if self._alarm != due:
+                    self._alarm = due
+                    self._operations.append(WakeAt(due))
+                return
+            replica = self._place_for(session)
+            if replica is None:  # whichever comes back brings an event
+                return
+            ledger.set_home(session, replica)
+            self._dispatch(session, turn, replica, None, {})
+            self.forced_admissions += 1
+            self._forced[turn.id] = turn.session
+            why = f"forced: it waited {limit / 1e9:g} s"
+            self._note("route", turn.session, turn.id, replica.id, why)
+
+    def _place_for(self, session: SessionState) -> ReplicaState | None:
+        """Where an overdue turn goes; None: nowhere."""
+        states = self.ledger.replica_states
+        usable = [r for r in states.values() if r.healthy and r.role != "prefill"]
+        home = states.get(session.home) if session.home is not None else None
+        if home is not None and home in usable:
+            return home
+        return min(usable, key=lambda r: (r.in_flight, r.index), default=None)
+
+    def _notice_end(self, event: ev.Event) -> None:
+        """From its end on, a turn that was sent on is like any other."""
+        turn = getattr(event, "turn", None)
+        self._forced.pop(turn.id if turn is not None else getattr(event, "turn_id", ""), None)
+        if isinstance(event, ev.SessionClosed):
+            self._forced = {t: s for t, s in self._forced.items() if s != event.session}
 
     def _check_records(self) -> None:
         """At most one look at a record for each event, so that large clusters do not pay more."""
@@ -118,7 +178,18 @@ class ControlPlane:
         executor = _EXECUTORS.get(type(command))
         if executor is None:
             raise ContractError(f"{command!r} is not a command")
+        if self._forced and self._is_stale(command):
+            return
         executor(self, command)
+
+    def _is_stale(self, command: Command) -> bool:
+        """Whether the policy speaks of a turn that was sent on without it."""
+        if isinstance(command, (Route, Hold, Reject)):
+            return command.turn_id in self._forced
+        if isinstance(command, Resume) and command.session in self._forced.values():
+            session = self.ledger.session_states.get(command.session)
+            return session is not None and not session.waiting_turns
+        return False
 
     def _do_route(self, command: Route) -> None:
         turn = self._waiting_turn(command.turn_id)

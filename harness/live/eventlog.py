@@ -42,6 +42,8 @@ class EventLog:
         settings: Mapping[str, Any],
         seed: int,
         replicas: list[ReplicaConfig],
+        *,
+        max_wait_s: float | None = None,
     ) -> None:
         self._stream = stream
         self._flushed = 0
@@ -51,6 +53,7 @@ class EventLog:
             "settings": dict(settings),
             "seed": seed,
             "replicas": [_replica_json(replica) for replica in replicas],
+            "max_wait_s": max_wait_s,
         }
         self._stream.write(orjson.dumps(head) + b"\n")
 
@@ -96,6 +99,7 @@ def verify(path: Path) -> tuple[int, Difference | None]:
         registry.create(head["scheduler"], head["settings"], head["seed"]),
         [_replica(replica) for replica in head["replicas"]],
         progress=lambda attempt, now: answers.pop(0)[1] if answers else 0,
+        max_wait_s=head.get("max_wait_s"),
     )
     solves: dict[int, Solve] = {}
     count = 0

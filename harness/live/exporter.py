@@ -47,6 +47,7 @@ def _rows(gateway: Gateway, gauges: Mapping[str, Gauges]) -> Iterator[Row]:
     yield "bytes_per_token", "gauge", {}, gateway.ratio.value
     for name, value in sorted(driver.counts.items()):
         yield f"{name}_total", "counter", {}, value
+    yield "forced_admissions_total", "counter", {}, driver.plane.forced_admissions
     yield "tasks", "gauge", {}, _tasks()
     legs = driver.legs
     yield "prefill_legs_total", "counter", {}, legs.prefill_legs

@@ -20,6 +20,10 @@ from results.records import Label, ReplicaRecord
 NO_EXPIRY_S = 1e8
 """Sessions of a cell say when they end; nothing is to be expired under them."""
 
+SILENCE_S = 3600.0
+"""An engine of a cell that sends nothing for this long has fallen silent. Our choice: far longer
+than a full engine lets prompts queue, so that no result depends on it."""
+
 
 def cell_gateway_settings(
     sim: SimSettings, *, share: float, emulated: bool, passthrough: bool
@@ -29,7 +33,8 @@ def cell_gateway_settings(
         port=0,
         capacity_share=share,
         probe_apis=passthrough,
-        driver=DriverSettings(idle_expiry_s=NO_EXPIRY_S),
+        max_wait_s=sim.max_wait_s,
+        driver=DriverSettings(idle_expiry_s=NO_EXPIRY_S, turn_idle_s=SILENCE_S),
         # Emulated engines count four bytes a token, as the replay's texts have: nothing to learn.
         gateway=GatewaySettings(learn_ratio=not emulated),
         poll=PollSettings(interval_s=sim.sampling_interval_s),
@@ -97,7 +102,9 @@ class GatewayFront:
         self.served.driver.release(session)
 
     def counters(self) -> dict[str, float]:
-        return dict(self._policy.scheduler.counters())
+        forced = self.served.driver.plane.forced_admissions
+        counted = dict(self._policy.scheduler.counters())
+        return counted if not forced else {**counted, "forced_admissions": forced}
 
     def facts(self) -> Mapping[str, Any]:
         return {"front": "agentsched"}
@@ -129,4 +136,4 @@ def replica_record(now: int, replica: str, gauges: Gauges) -> ReplicaRecord:
 
 def with_idle_expiry(settings: ServeSettings, seconds: float) -> ServeSettings:
     """For agents that may vanish without a word."""
-    return replace(settings, driver=DriverSettings(idle_expiry_s=seconds))
+    return replace(settings, driver=DriverSettings(idle_expiry_s=seconds, turn_idle_s=SILENCE_S))

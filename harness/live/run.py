@@ -172,7 +172,9 @@ class VirtualRun:
         ]
         log = cell.recorder.decision if cell.settings.record_decisions else None
         self.driver = LiveDriver(
-            lambda progress: ControlPlane(cell.scheduler, configs, progress, log),
+            lambda progress: ControlPlane(
+                cell.scheduler, configs, progress, log, max_wait_s=cell.settings.max_wait_s
+            ),
             clock,
             self.planner,
             DriverSettings(idle_expiry_s=NO_EXPIRY_S),

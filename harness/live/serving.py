@@ -71,6 +71,8 @@ class ServeSettings:
     """The engines' own API key."""
     capacity_share: float = 1.0
     """Part of each replica's KV that this gateway may use."""
+    max_wait_s: float | None = None
+    """A turn that waited this long is sent on whatever the scheduler says; None: it decides."""
     wait_s: float = 600.0
     """How long to wait for the replicas to answer before serving."""
     probe_apis: bool = True
@@ -188,7 +190,13 @@ class ServedGateway:
         self.clock = clock = LoopClock(loop, self._speed)
         log = self._open_log(replicas)
         self.driver = LiveDriver(
-            lambda progress: ControlPlane(self.policy.scheduler, replicas, progress, self._decided),
+            lambda progress: ControlPlane(
+                self.policy.scheduler,
+                replicas,
+                progress,
+                self._decided,
+                max_wait_s=self.settings.max_wait_s,
+            ),
             clock,
             self._planner,
             self.settings.driver,
@@ -271,7 +279,14 @@ class ServedGateway:
             return None
         self._log_stream = self._event_log_path.open("wb")
         policy = self.policy
-        return EventLog(self._log_stream, policy.target, policy.settings, policy.seed, replicas)
+        return EventLog(
+            self._log_stream,
+            policy.target,
+            policy.settings,
+            policy.seed,
+            replicas,
+            max_wait_s=self.settings.max_wait_s,
+        )
 
     def _decided(self, record: DecisionRecord) -> None:
         self._decisions.append(record)

@@ -113,7 +113,7 @@ def simulate(
         schedulers = [scheduler, *more_gateways]
         plane = PartitionedPlane(schedulers, replicas, progress_of, log, split)
     else:
-        plane = ControlPlane(scheduler, replicas, progress_of, log)
+        plane = ControlPlane(scheduler, replicas, progress_of, log, max_wait_s=settings.max_wait_s)
     limit = settings.context_limit or cluster.model.context_limit
     sizes = {r.id: r.kv_bytes_per_token for r in cluster.replicas}
 
@@ -148,7 +148,8 @@ def simulate(
         makespan,
         _policy_counters([scheduler, *more_gateways], makespan)
         | _engine_counters(engines)
-        | driver.service_counters(),
+        | driver.service_counters()
+        | _forced(plane),
         {"simulated_engine": engine.engine}
         | {f"step_time.{name}": step.source for name, step in steps.items()}
         | energy_facts(cluster.replicas, engines, meters, makespan)
@@ -160,6 +161,13 @@ def simulate(
             "plans": len(driver.planner_wall_s),
         },
     )
+
+
+def _forced(plane: Plane) -> dict[str, float]:
+    """Admissions forced by the bound on waiting, where there is one."""
+    if isinstance(plane, ControlPlane) and plane.bounded:
+        return {"forced_admissions": plane.forced_admissions}
+    return {}
 
 
 def _policy_counters(schedulers: Sequence[Scheduler], now: int) -> dict[str, float]:

@@ -37,6 +37,9 @@ class SimSettings:
     """Tell the scheduler the true end of every tool call (a bound, not a real deployment)."""
     starvation_limit_s: float = 7200.0
     """Turns held this long while nothing runs at all fail the cell. Our choice."""
+    max_wait_s: float | None = None
+    """A turn held this long is sent on, whatever the scheduler says; None: it decides alone, as
+    in the papers."""
     decision_limit_s: float = 120.0
     """Real seconds that one decision, or one plan, may take before the cell fails; it never changes
     a result. Our choice."""
@@ -78,6 +81,8 @@ class SimSettings:
         for name in ("planner_latency_ms", "start_spread_s", "agent_retries", "retry_delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.max_wait_s is not None and not self.max_wait_s > 0:
+            raise ValueError("max_wait_s must be above 0")
         if self.reported_kv_tokens is not None and self.reported_kv_tokens < 1:
             raise ValueError("reported_kv_tokens must be at least 1")
         if self.kv_store is not None and self.cpu_offload is not None:

@@ -101,6 +101,7 @@ def play(
         ],
         progress=lambda attempt, now: driver.streamed(attempt, now),
         log=records.decision,
+        max_wait_s=settings.max_wait_s if settings else None,
     )
 
     def serve(clock: Clock, listener: Listener) -> Service:
