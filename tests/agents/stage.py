@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.live.agents.background import Background
 from harness.live.agents.player import AgentPlayer
 from harness.live.emulated_answers import Script
 from harness.live.emulator import EmulatorSettings
@@ -89,13 +90,15 @@ async def play(
     scheduler: str = "round-robin",
     script: Script | None = None,
     through_router: bool = False,
+    background: Background | None = None,
 ) -> Cell:
     """Play tasks on two emulated replicas.
 
     Args:
         through_router: the front is not ours: it has no admin port and tells nothing.
     """
-    records, player = Records(), AgentPlayer(driver or FakeDriver(), settings or {}, workers, tasks)
+    records = Records()
+    player = AgentPlayer(driver or FakeDriver(), settings or {}, workers, tasks, background)
     fleet = FleetServer(engines(), EmulatorSettings(tick_s=0.002), script)
     front = GatewayFront(
         find_policy(scheduler, {}),
