@@ -1,11 +1,12 @@
 """Headroom: a session runs to its end on one replica, and everything is weighed in seconds.
 
-    rank     young sessions (fewer than `young_turns` turns done) in order of arrival, then the
-             others, most turns done first; a turn that waited `aging_s` goes before all of them
+    rank     young sessions (less than a quarter of a usual session's turns done) in order of
+             arrival, then the others, most turns done first; an aged turn goes before all of them
     fits     a turn runs on a replica if its own context, those of sessions of higher rank there,
              those of all running turns and what is kept free for an aged turn fit into the KV
-    acting   sessions in a tool call count by the probability that they are back before computing
-             their KV again would pay: within prefill seconds x (1 + turns that it would stall)
+    acting   sessions in a tool call count in full, or by the probability that they are back before
+             giving their room away pays (`use_readiness`): within the usual wait for room, plus the
+             seconds of computing their KV again x (1 + turns that it would stall)
     turn     home if it fits and no other replica is cheaper; what does not fit moves, if computing
              the KV again elsewhere costs fewer seconds than the wait for room, or waits
     cost     (queued + uncached) / rate + uncached / rate x turns stalled + output x slope x turns
@@ -43,7 +44,9 @@ class HeadroomConfig:
     """All defaults are our choice, found on seeds 100 and up of the workloads that ship."""
 
     young_turns: int = 10
-    "Turns that every session gets early, so that short ones are soon done; 0: none."
+    "At most so many turns does every session get early, so that short ones are soon done; 0: none."
+    young_share: float = 0.25
+    "And at most this share of the mean turns of the sessions that have ended."
     fill: float = 1.0
     "Share of KV up to which a session without KV anywhere is let in."
     move_fill: float = 0.95
@@ -52,8 +55,9 @@ class HeadroomConfig:
     "Kept for the output of each turn."
     aging_s: float = 1200.0
     "A turn that waited this long goes before all others, and room is kept for it."
-    use_readiness: bool = True
-    "Acting sessions count by their probability to be back in time; False: in full."
+    use_readiness: bool = False
+    """Acting sessions count by their probability to be back in time; False: in full. Off, since it
+    lost on the design seeds: a forecast that is right on average still lets in too many at once."""
     use_costs: bool = True
     "Moves are weighed in seconds; False: a turn that does not fit at home moves where it fits."
     rebalance: bool = True
@@ -70,8 +74,10 @@ class HeadroomConfig:
     def __post_init__(self) -> None:
         if not (0 < self.fill <= 1.5 and 0 < self.move_fill <= 1.5):
             raise ValueError("fill and move_fill must be above 0 and at most 1.5")
-        if self.young_turns < 0 or self.margin_tokens < 0 or self.aging_s <= 0:
-            raise ValueError("young_turns and margin_tokens must not be negative, aging_s positive")
+        if min(self.young_turns, self.young_share, self.margin_tokens) < 0 or self.aging_s <= 0:
+            raise ValueError(
+                "young_turns, young_share and margin_tokens must not be negative, aging_s positive"
+            )
         if self.rate_tokens_per_s <= 0 or self.tool_history < 1:
             raise ValueError("rate_tokens_per_s and tool_history must be positive")
 
@@ -225,6 +231,9 @@ class Headroom(AdmissionScheduler):
         """Session -> (tool, start, forecast, its deadline)."""
         self._kept_for: tuple[str, str, int] | None = None
         """(aged session, replica, tokens kept free for it there)."""
+        self._usual_wait_s = 0.0
+        """Recent mean of how long turns of sessions without a place waited."""
+        self._ended = self._ended_turns = 0
         self._freed: deque[tuple[int, str, int]] = deque()
         self._next_tick: int | None = None
         self._counts = dict.fromkeys(("held", "moved", "rebalanced", "aged"), 0)
@@ -272,10 +281,16 @@ class Headroom(AdmissionScheduler):
         since = session.waiting_since
         if since is not None and now - since >= self.config.aging_s * NS:
             return _AGED, since, 0, session.id
-        if session.turns_finished < self.config.young_turns:
+        if session.turns_finished < self._young_turns():
             return _YOUNG, 0, session.arrived_at, session.id
         turns = session.turns_finished if self.config.rank_by_turns else 0
         return _OLD, -turns, session.arrived_at, session.id
+
+    def _young_turns(self) -> float:
+        if not self._ended:
+            return self.config.young_turns
+        usual = self.config.young_share * self._ended_turns / self._ended
+        return min(self.config.young_turns, usual)
 
     def _used(
         self, replica: ReplicaView, me: SessionView, now: int, cluster: ClusterView, everyone: bool
@@ -300,12 +315,16 @@ class Headroom(AdmissionScheduler):
         """Seconds that KV on a replica saves: its prefill, and what that would stall."""
         return self.costs.prefill_s(tokens, replica.id) * (1 + replica.in_flight)
 
+    def _horizon(self, tokens: int, replica: ReplicaView) -> int:
+        """Nanoseconds within which a session must be back for its room to be worth keeping."""
+        return round((self._usual_wait_s + self._worth_s(tokens, replica)) * NS)
+
     def _weight(self, session: SessionView, replica: ReplicaView, now: int) -> float:
         started = self._tool_start.get(session.id)
         if not self.config.use_readiness or started is None:
             return 1.0
         tool, at, _, _ = started
-        ahead = round(self._worth_s(session.tokens, replica) * NS)
+        ahead = self._horizon(session.tokens, replica)
         return self.tools.back_within(tool, now - at, ahead)
 
     def _fits(
@@ -470,7 +489,9 @@ class Headroom(AdmissionScheduler):
             if target is None:
                 self._keep_room(session, now, cluster)
                 return
-            turns = list(session.waiting)
+            turns, since = list(session.waiting), session.waiting_since
+            if since is not None and session.turns_finished:
+                self._usual_wait_s += 0.1 * ((now - since) / NS - self._usual_wait_s)
             for turn in turns[:-1]:
                 yield self._route(session, turn, target, now, cluster, "let in")
             yield self._route(session, turns[-1], target, now, cluster, "let in")
@@ -513,8 +534,7 @@ class Headroom(AdmissionScheduler):
         home = cluster.sessions[session].home
         ahead = 0
         if home is not None:
-            worth = self._worth_s(cluster.sessions[session].tokens, cluster.replica(home))
-            ahead = round(worth * NS)
+            ahead = self._horizon(cluster.sessions[session].tokens, cluster.replica(home))
         self._tool_start[session] = tool, now, self.tools.back_within(tool, 0, ahead), now + ahead
 
     def _tool_ended(self, session: str, now: int) -> None:
@@ -527,5 +547,7 @@ class Headroom(AdmissionScheduler):
     def _closed(self, name: str, now: int, cluster: ClusterView) -> None:
         self._tool_start.pop(name, None)
         session = cluster.sessions[name]
+        self._ended += 1
+        self._ended_turns += session.turns_finished
         if session.last_replica is not None:
             self._freed.append((now, session.last_replica, session.tokens))
