@@ -39,7 +39,6 @@ JUDGED = ("latency", "ttft", "hit")
 """Metrics in which the ranking of schedulers must be the same: those that papers compare."""
 _HIT_POINTS = 2.0
 _COUNTER_LIMIT = 2.0
-_AHEAD = "ahead"
 _TITLE = "Against a real engine on this machine"
 
 ABOUT = (
@@ -47,10 +46,9 @@ ABOUT = (
     "{turns} turns, {workers} at a time, through the gateway, with {kv:,} tokens of KV cache each. "
     "Every step is noted from inside the engine. First our engine loop gets the noted arrivals and "
     "step times, and must do the same step by step. Then the simulator plays the cells by itself "
-    "(simulated), with step times fitted on equal prompts at once, and nothing else. Steps are "
-    "composed one after the other (`--no-async-scheduling`), but where the table says otherwise. "
-    "Engines, their API servers, gateway and client share the processor's cores, which the "
-    "simulator does not know: no bound on times."
+    "(simulated), with step times fitted on equal prompts at once, and nothing else. Engines, "
+    "their API servers, gateway and client share the processor's cores, which the simulator does "
+    "not know: no bound on times."
 )
 
 
@@ -102,22 +100,12 @@ def record_all(
     schedulers: Sequence[str] = cells.SCHEDULERS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Record all cells, then one more with steps composed ahead."""
+    """Record single shapes and all cells, and what machine it was."""
     before = os.getloadavg()[0]
     spec = cells.write_spec(
         folder, engine_environment, schedulers=schedulers, seeds=seeds, sessions=sessions
     )
     cells.record(spec, folder / "run", tell)
-    ahead = folder / _AHEAD
-    spec = cells.write_spec(
-        ahead,
-        engine_environment,
-        schedulers=schedulers[:1],
-        seeds=1,
-        sessions=sessions,
-        ahead=True,
-    )
-    cells.record(spec, ahead / "run", tell)
     facts = {**_machine(), "load_before": before}
     (folder / "machine.json").write_text(json.dumps(facts), "utf-8")
 
@@ -149,8 +137,6 @@ def compare_recording(folder: Path) -> Finding:
         for job in jobs
     ]
     steps = _steps_by_arm(jobs, notes)
-    ahead_jobs, ahead_notes = _read(folder / _AHEAD)
-    ahead = _steps_by_arm(ahead_jobs, ahead_notes)
     real, ours = _by_arm(pairs, "measured"), _by_arm(pairs, "simulated")
     ranked = ranking(real, ours)
     wrong = [r for r in ranked if r.metric in JUDGED and r.clear and not r.same]
@@ -171,13 +157,13 @@ def compare_recording(folder: Path) -> Finding:
         _TITLE,
         _about(),
         (
-            _step_table(steps, ahead),
+            _step_table(steps),
             _counter_table(pairs, list(real)),
             _figure_table(real, ours),
             _rank_table(real, ours),
         ),
         tuple(bounds),
-        tuple(_notes(folder, fit, run, jobs, ahead)),
+        tuple(_notes(folder, fit, run, jobs)),
     )
 
 
@@ -210,9 +196,8 @@ def _steps_by_arm(
     jobs: Sequence[CellJob], notes: Sequence[Sequence[EngineNotes]]
 ) -> dict[str, list[Compared]]:
     found: dict[str, list[Compared]] = defaultdict(list)
-    found["single shapes"] = [compare_steps(parts[0]) for parts in notes]
-    for number, job in enumerate(jobs):
-        found[job.cell.scheduler] += [compare_steps(parts[number + 1]) for parts in notes]
+    for number, arm in enumerate(["single shapes", *(job.cell.scheduler for job in jobs)]):
+        found[arm] += [compare_steps(parts[number]) for parts in notes]
     return found
 
 
@@ -246,11 +231,8 @@ def _gap(real: Sequence[Figures], ours: Sequence[Figures], metric: str) -> float
     return _mean(ours, metric) - _mean(real, metric)
 
 
-def _step_table(
-    steps: Mapping[str, Sequence[Compared]], ahead: Mapping[str, Sequence[Compared]]
-) -> Table:
+def _step_table(steps: Mapping[str, Sequence[Compared]]) -> Table:
     rows = [_step_row(name, found) for name, found in steps.items()]
-    rows += [_step_row(f"{name}, composed ahead", found) for name, found in ahead.items()]
     columns = ("cells", "requests", "steps", "equal", "cached tokens", "preempted", "evicted")
     return Table("Step by step, engine / ours", columns, tuple(rows))
 
@@ -339,7 +321,6 @@ def _notes(
     fit: Fit,
     run: Run,
     jobs: Sequence[CellJob],
-    ahead: Mapping[str, Sequence[Compared]],
 ) -> Iterator[str]:
     machine = json.loads((folder / "machine.json").read_text("utf-8"))
     yield (
@@ -366,19 +347,10 @@ def _notes(
         "A gap is beyond its noise if the seeds of one scheduler all lie on one side of the "
         "other's. Agents send their replies rewritten, as new text."
     )
-    yield from _ahead_notes(ahead)
-
-
-def _ahead_notes(ahead: Mapping[str, Sequence[Compared]]) -> Iterator[str]:
-    found = [c for c in _flat(ahead) if c.first is not None]
-    if not found:
-        return
     yield (
-        "Composed ahead (`--async-scheduling`): on CPUs the call that starts a step returns when "
-        "it has ended, so after a pause the second step is composed at the end of the first and "
-        "not at its start; a request that arrives in between is in it, where on a GPU, and in our "
-        "loop, it has to wait for the third. From there on the two compose other steps until the "
-        "engine pauses again. Compared are batches and preemptions alone."
+        "vLLM never composes steps ahead on CPUs (`vllm/platforms/cpu.py` turns asynchronous "
+        "scheduling off); that our engine does so as vLLM's asynchronous scheduler is held against "
+        "that class itself (`agentsched validate vllm`)."
     )
 
 

@@ -81,13 +81,11 @@ def write_spec(
     schedulers: Sequence[str] = SCHEDULERS,
     seeds: int = 3,
     sessions: int = SESSIONS,
-    ahead: bool = False,
 ) -> Path:
     """The specification of the cells, with its trace and topology beside it.
 
     Args:
         environment: of the engine; None: where `agentsched engine install` puts it.
-        ahead: asynchronous scheduling.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_trace(folder / "engine-trace.jsonl", small_trace(sessions))
@@ -97,11 +95,7 @@ def write_spec(
         f"  - {{tensor_parallel: 1, count: 2, kv_cache_gib: {KV_TOKENS / 2**20!r}}}\n",
         "utf-8",
     )
-    name = "RecordingAsyncScheduler" if ahead else "RecordingScheduler"
-    args = [
-        *("--scheduler-cls", f"agentsched_recorder.{name}"),
-        "--async-scheduling" if ahead else "--no-async-scheduling",
-    ]
+    args = ["--scheduler-cls", "agentsched_recorder.RecordingScheduler"]
     env = [f"PYTHONPATH={RECORDER}", f"AGENTSCHED_STEPS={folder.resolve() / 'steps'}"]
     launch = {
         "environment": environment,
@@ -128,7 +122,7 @@ def write_spec(
         "engine_settings:",
         f"  max_num_batched_tokens: {STEP_TOKENS}",
         f"  max_num_seqs: {STEP_SEQUENCES}",
-        f"  async_scheduling: {str(ahead).lower()}",
+        "  async_scheduling: false",
         "launch:",
         *(f"  {key}: {_yaml(value)}" for key, value in launch.items() if value is not None),
     ]

@@ -43,22 +43,17 @@ class NotedRequest:
 
 @dataclass(frozen=True, slots=True)
 class NotedStep:
-    """One step that ran. `free` blocks after it was composed, `evicted` ones since the reset.
-
-    It starts when it is composed, or, composed ahead, when the step before it ends.
-    """
+    """One step that ran. `free` blocks after it was composed, `evicted` ones since the reset."""
 
     start: int
     end: int
-    """When the first step was composed, or found empty, that knows this one's tokens."""
+    """When the next step was composed, or found empty."""
     batch: Batch
     preempted: tuple[int, ...]
     free: int
     evicted: int
     done: int
     """When its tokens were there."""
-    followed: int
-    """When what follows it was composed, or found empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +100,9 @@ class _Reader:
     def read(self, lines: Sequence[list[Any]]) -> EngineNotes:
         composed = [line[1] for line in lines if line[0] == "step"]
         adds: list[tuple[int, int, int, int, int]] = []
-        pending: deque[tuple[int, list[Any]]] = deque()
+        pending: deque[list[Any]] = deque()
         steps: list[NotedStep] = []
-        position = clock = evicted = 0
+        position = evicted = 0
         for line in lines:
             kind, at = line[0], line[1]
             if kind == "add":
@@ -121,26 +116,19 @@ class _Reader:
                 position += 1
                 if position == 1:
                     evicted = line[5]  # all blocks are blank: this step evicts none
-                pending.append((position, line))
+                pending.append(line)
             elif kind == "out":
-                number, ran = pending.popleft()
+                ran = pending.popleft()
                 if ran[2]:
                     self._take(line[2])
                     end = composed[position] if position < len(composed) else at
-                    followed = composed[number] if number < len(composed) else at
-                    steps.append(self._step(ran, clock, (end, at, followed), evicted))
-                    clock = end
+                    steps.append(self._step(ran, end, at, evicted))
         return EngineNotes(self._settings, tuple(self._requests(adds)), tuple(steps))
 
-    def _step(
-        self, line: list[Any], before: int, times: tuple[int, int, int], evicted: int
-    ) -> NotedStep:
-        """`times`: its end, when it was done, when what follows it was composed."""
-        batch = tuple((self._numbers[name], new, computed) for name, new, computed in line[2])
+    def _step(self, line: list[Any], end: int, done: int, evicted: int) -> NotedStep:
+        batch = tuple((self._numbers[name], new, before) for name, new, before in line[2])
         preempted = tuple(sorted(self._numbers[name] for name in line[3]))
-        start = max(line[1], before)
-        end, done, followed = times
-        return NotedStep(start, end, batch, preempted, line[4], line[5] - evicted, done, followed)
+        return NotedStep(line[1], end, batch, preempted, line[4], line[5] - evicted, done)
 
     def _take(self, sampled: Mapping[str, list[int]]) -> None:
         for name, tokens in sampled.items():
@@ -202,8 +190,7 @@ def write_small(path: Path, notes: Sequence[EngineNotes]) -> None:
                 gained = s.evicted - evicted
                 steps.append(
                     [
-                        *(s.start - clock, s.end - s.start, s.done - s.start),
-                        *(s.followed - s.start, s.free, gained),
+                        *(s.start - clock, s.end - s.start, s.done - s.start, s.free, gained),
                         batch,
                         list(s.preempted),
                     ]
@@ -230,12 +217,11 @@ def read_small(path: Path) -> list[EngineNotes]:
 def _from_small(settings: dict[str, Any], requests: list[Any], steps: list[Any]) -> EngineNotes:
     clock = evicted = 0
     read = []
-    for gap, took, done, followed, free, gained, batch, preempted in steps:
+    for gap, took, done, free, gained, batch, preempted in steps:
         start, evicted = clock + gap, evicted + gained
         rows = tuple(zip(batch[0::3], batch[1::3], batch[2::3], strict=True))
         clock = start + took
-        times = (start + done, start + followed)
-        read.append(NotedStep(start, clock, rows, tuple(preempted), free, evicted, *times))
+        read.append(NotedStep(start, clock, rows, tuple(preempted), free, evicted, start + done))
     asked = tuple(
         NotedRequest(
             *(number, at, at + seen, prompt, output, priority),

@@ -7,10 +7,9 @@ and evicted alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agentsched import InputError
-from harness.sim.async_engine import AsyncEngine
 from harness.sim.content import ContentIndex, Line
 from harness.sim.engine import Engine
 from harness.sim.engine_types import (
@@ -20,9 +19,7 @@ from harness.sim.engine_types import (
     EngineRequest,
     StepRecord,
 )
-from harness.sim.step_loop import Batch
-from harness.validation.engine_notes import Batch as NotedBatch
-from harness.validation.engine_notes import EngineNotes, NotedRequest
+from harness.validation.engine_notes import Batch, EngineNotes, NotedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +34,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How many steps were the same in all of: batch, preempted requests, free blocks, evictions;
-    of an engine that composes steps ahead, in the first two."""
+    """How many steps were the same in all of: batch, preempted requests, free blocks, evictions."""
 
     replica: str
     steps: int
@@ -94,44 +90,10 @@ class _Evictions:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    batch: NotedBatch
+    batch: Batch
     preempted: tuple[int, ...]
     free: int
     evicted: int
-
-
-class _BlockingEngine(AsyncEngine):
-    """Composes steps ahead as an engine does whose call that starts a step returns when the step
-    has ended, as on CPUs: after a pause, what follows the first step is composed at its end.
-
-    `followed`: for each step, when what follows it is composed, in nanoseconds.
-    """
-
-    followed: Sequence[int] = ()
-    launched = 0
-
-    def _launch(self, batch: Batch, start: int) -> None:
-        self.launched += 1
-        super()._launch(batch, start)
-
-    def _run(self, limit: int) -> None:
-        while True:
-            if self._batch is None:
-                start = self._next_start()
-                if start is None or start >= limit:
-                    return
-                self._begin(start)
-                continue
-            if not self._composed:
-                step = min(self.launched, len(self.followed)) - 1
-                at = max(self._stretch.start_ps, self.followed[step] * PS_PER_NS)
-                at = min(at, self._stretch.end_ps)
-                if at >= limit:
-                    return
-                self._compose_ahead(at)
-            if self._stretch.end_ps > limit:
-                return
-            self._complete()
 
 
 @dataclass(slots=True)
@@ -152,10 +114,7 @@ class _Ours:
             preempted = tuple(sorted(record.preempted))
             self.steps.append(_Step(record.batch, preempted, record.free_blocks, evictions.count))
 
-        kind = _BlockingEngine if params.async_scheduling else Engine
-        engine = kind(params, times, int(settings["blocks"]), index, note)
-        if isinstance(engine, _BlockingEngine):
-            engine.followed = [step.followed for step in self.notes.steps]
+        engine = Engine(params, times, int(settings["blocks"]), index, note)
         engine.watch_cache(evictions)
         for at, request, drop in sorted(_actions(self.notes), key=lambda action: action[0]):
             engine.advance(at)
@@ -188,7 +147,7 @@ def params_of(notes: EngineNotes) -> EngineParams:
         policy=settings["policy"],
         watermark=float(settings["watermark"]),
         reserve_full_input=bool(settings["reserve_full_input"]),
-        async_scheduling=bool(settings["async_scheduling"]),
+        async_scheduling=False,
         fast_forward=False,
     )
 
@@ -197,20 +156,18 @@ def compare_steps(notes: EngineNotes) -> Compared:
     """Play the noted requests in our engine, and compare step by step.
 
     Raises:
-        InputError: the notes hold no step.
+        InputError: the notes hold no step, or are of an engine that composes steps ahead.
     """
     if not notes.steps:
         raise InputError(f"replica {notes.replica} ran no step", "record it again")
+    if notes.settings["async_scheduling"]:
+        raise InputError("the engine composed steps ahead", "start it with --no-async-scheduling")
     ours = _Ours(notes)
     ours.run()
     theirs = [_Step(s.batch, s.preempted, s.free, s.evicted) for s in notes.steps]
-    mine, other = ours.steps, theirs
-    if notes.settings["async_scheduling"]:
-        # What is given back between composing a step and its start, either counts elsewhere.
-        mine, other = ([replace(s, free=0, evicted=0) for s in steps] for steps in (mine, other))
     equal = 0
     first: Difference | None = None
-    for number, (left, right) in enumerate(zip(other, mine, strict=False)):
+    for number, (left, right) in enumerate(zip(theirs, ours.steps, strict=False)):
         if left == right:
             equal += 1
         elif first is None:

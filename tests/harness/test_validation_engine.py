@@ -161,24 +161,10 @@ def notes_with_limits(notes: EngineNotes) -> EngineNotes:
     return replace(notes, settings={**notes.settings, **more})
 
 
-def test_notes_of_steps_composed_ahead(tmp_path: Path) -> None:
-    """The second step is composed at 20, while the first runs; the first's token is known at 21, so
-    it ends for its requests when the third is composed, at 30. The second starts then."""
-    notes = noted(
-        tmp_path,
-        [
-            ["add", 9, "a", [1, 2, 3], 2, 0],
-            ["step", 10, [["a", 3, 0]], [], 7, 0],
-            ["step", 20, [["a", 1, 3]], [], 7, 0],
-            ["out", 21, {"a": [4]}],
-            ["step", 30, [], [], 7, 0],
-            ["out", 38, {"a": [5]}],
-            ["out", 39, {}],
-            ["step", 40, [], [], 8, 0],
-            ["out", 41, {}],
-        ],
-    )
-    assert [(s.start, s.end, s.followed) for s in notes.steps] == [(10, 30, 20), (30, 40, 30)]
+def test_steps_composed_ahead_are_refused(recorded: list[EngineNotes]) -> None:
+    notes = recorded[0]
+    with pytest.raises(InputError, match="ahead"):
+        compare_steps(replace(notes, settings={**notes.settings, "async_scheduling": True}))
 
 
 def test_an_abort_is_noted(tmp_path: Path) -> None:
@@ -215,7 +201,7 @@ def sweep_of(coefficients: dict[str, float]) -> Iterator[tuple[NotedRequest, Not
                 shape = features(chunks, decodes, sum(r[2] + 1 for r in row) if index else 0)
                 took = round(sum(coefficients[t] * x for t, x in zip(TERMS, shape, strict=True)))
                 end = clock + took
-                step = NotedStep(clock, end, row, (), 0, 0, end, end)
+                step = NotedStep(clock, end, row, (), 0, 0, end)
                 clock += took
                 for i in ids if index == 0 else ():
                     yield (
@@ -277,7 +263,7 @@ def test_fitted_steps_are_a_step_time() -> None:
 
 def test_features_tell_decodes_from_chunks() -> None:
     requests = tuple(NotedRequest(i, 0, 0, 10, 2, 0, ()) for i in range(2))
-    step = NotedStep(0, 1, ((0, 1, 10), (1, 4, 6)), (), 0, 0, 1, 1)
+    step = NotedStep(0, 1, ((0, 1, 10), (1, 4, 6)), (), 0, 0, 1)
     # A decode over 11 tokens; a chunk of 4 after 6: 4 x (6 + 2.5) pairs.
     assert step_features(EngineNotes(SETTINGS, requests, (step,)), step) == (1, 1, 2, 5, 11, 34)
 

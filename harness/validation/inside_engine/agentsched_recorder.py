@@ -2,8 +2,8 @@
 
 Loaded by the engine itself: `--scheduler-cls agentsched_recorder.RecordingScheduler`, with this
 file's folder in PYTHONPATH and AGENTSCHED_STEPS naming the folder that the notes go to, one file a
-process. `RecordingAsyncScheduler` is the same for asynchronous scheduling. Nothing is changed but
-for the time it takes to write a line, some ten microseconds.
+process. Nothing
+is changed but for the time it takes to write a line, some ten microseconds.
 
 Lines are JSON lists, times in nanoseconds of the monotonic clock:
 
@@ -27,10 +27,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "AGENTSCHED_STEPS"
-_KINDS = {
-    "RecordingScheduler": ("vllm.v1.core.sched.scheduler", "Scheduler"),
-    "RecordingAsyncScheduler": ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"),
-}
+_NAME = "RecordingScheduler"
 
 
 class Notes:
@@ -128,13 +125,12 @@ def _recording(base: Any) -> Any:
 
     methods = (add_request, schedule, update_from_output, finish_requests, reset_prefix_cache)
     body: dict[str, Any] = {method.__name__: method for method in methods}
-    return type(f"Recording{base.__name__}", (base,), {"__init__": begin, **body})
+    return type(_NAME, (base,), {"__init__": begin, **body})
 
 
 def __getattr__(name: str) -> Any:
     """The class, made when the engine asks for it: importing this file imports no engine."""
-    if name not in _KINDS:
+    if name != _NAME:
         raise AttributeError(name)
-    module, base = _KINDS[name]
-    made = globals()[name] = _recording(getattr(import_module(module), base))
+    made = globals()[name] = _recording(import_module("vllm.v1.core.sched.scheduler").Scheduler)
     return made
