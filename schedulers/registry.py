@@ -31,6 +31,7 @@ SHIPPED: dict[str, str] = {
     "tao-no-readiness": "schedulers.tao_ablations:TaoNoReadiness",
     "tao-thunder-order": "schedulers.tao_ablations:TaoThunderOrder",
     "tao-bfd": "schedulers.tao_ablations:TaoBfd",
+    "tao-decomposed": "schedulers.tao_decomposed:TaoDecomposed",
     "oracle-tools": "schedulers.tao_ablations:OracleTools",
     "lmetric": "schedulers.lmetric:LMetric",
     "least-loaded": "schedulers.least_loaded:LeastLoaded",
