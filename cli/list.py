@@ -93,7 +93,7 @@ def _workload(name: str) -> None:
     from workloads.catalog import describe
 
     if name in agent_workloads():
-        from workloads.agents.profiles import profile_of
+        from workloads.in_place import profile_of
 
         profile, _ = profile_of(name, {})
         print(f"{name}: real agents on live engines (emulator, vllm, sglang)")

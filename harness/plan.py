@@ -531,7 +531,7 @@ def _generated(spec: RunSpec, wanted: WorkloadSpec) -> tuple[WorkloadSpec, str]:
     known = wanted.name in workload_names() or spec.path_of(wanted).exists()
     if known or wanted.name not in agent_workloads():
         return wanted, wanted.name
-    from workloads.agents.profiles import profile_of
+    from workloads.in_place import profile_of
 
     profile, settings = profile_of(wanted.name, wanted.agents)
     return wanted.model_copy(update={"settings": {**settings, **wanted.settings}}), profile

@@ -50,7 +50,9 @@ def stored(out: Path, workload: str, sessions: dict[str, dict[str, object]]) -> 
                 instance = name.partition("@")[0]
                 handed = {"instance_id": instance, "model_patch": patch}
                 (folder / name / "preds.json").write_text(json.dumps({instance: handed}))
-            lines.append({"session": name, "task": name, "status": "finished", "facts": facts})
+            part = {"part": facts.pop("part")} if "part" in facts else {}
+            line = {"session": name, "task": name, "status": "finished", "facts": facts}
+            lines.append({**line, **part})
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / "sessions.jsonl").write_text(text)
         writer.finish(1, {}, {})
@@ -129,3 +131,22 @@ def test_the_command_says_plainly_that_it_cannot(tmp_path: Path, machine: Path) 
     assert "SWE-bench cannot be graded here: docker does not work (no daemon)" in done.stderr
     assert "python -m swebench.harness.run_evaluation" in done.stdout
     assert "SWE-bench/SWE-bench_Lite" in done.stdout
+
+
+def test_of_a_mix_each_part_is_graded_in_its_own_way(tmp_path: Path) -> None:
+    sessions: dict[str, dict[str, object]] = {
+        "standin-1": {"part": "swe-bench-standin", "reward": 1.0, "patch": "p"},
+        "lite-1": {"part": "swe-bench-lite", "patch": "p"},
+        "lite-1@2": {"part": "swe-bench-lite", "patch": "q"},
+        "verified-1": {"part": "swe-bench-verified", "patch": "r"},
+    }
+    run = stored(tmp_path / "run", "mixed-agents", sessions)
+    [grade] = grading.grade_rewards(run)
+    assert (grade.sessions, grade.graded, grade.resolved) == (4, 1, 1.0)
+    lite, verified = grading.predictions(run)
+    assert (lite.workload, len(lite.rounds), lite.sessions) == ("swe-bench-lite", 2, 2)
+    assert (verified.workload, len(verified.rounds)) == ("swe-bench-verified", 1)
+    line = grading.command(verified, 0, None, "test", 1, None)
+    assert "SWE-bench/SWE-bench_Verified" in line
+    [patch] = json.loads(verified.rounds[0].read_text())
+    assert patch["model_patch"] == "r"

@@ -27,8 +27,8 @@ from workloads.agents.automationbench_world import make_task, task_names
 from workloads.agents.base import AgentTask
 from workloads.agents.harbor_standin import STANDIN_TASKS
 from workloads.agents.mixed import MixedAgents, read_settings, share_out
-from workloads.agents.profiles import profile_of
 from workloads.agents.swe_standin import standin_tasks
+from workloads.in_place import profile_of
 from workloads.profiles.generate import PROFILES
 
 MIX = {"parts": {"automationbench-synthetic": 1, "automation-bench": 3}}

@@ -76,22 +76,32 @@ def predictions(run: Run) -> Iterator[Predictions]:
         RunDirectoryError: a file of a cell cannot be read or written.
     """
     for title, workload, folder in _cells(run):
-        rounds: list[list[Mapping[str, Any]]] = []
-        for file in sorted(folder.glob("*/preds.json")):
-            for name, found in _json(file).items():
-                room = next((r for r in rounds if all(p["instance_id"] != name for p in r)), None)
-                if room is None:
-                    room = []
-                    rounds.append(room)
-                room.append({**found, "model_patch": found.get("model_patch") or ""})
-        if not rounds or any("reward" in end.get("facts", {}) for end in _ended(folder)):
-            continue
-        paths: list[Path] = []
-        for number, round_ in enumerate(rounds, 1):
-            path = folder / f"predictions-{number}.json"
-            path.write_text(json.dumps(round_, indent=1) + "\n", encoding="utf-8")
-            paths.append(path)
-        yield Predictions(title, workload, folder, len(_ended(folder)), paths)
+        ends = _ended(folder)
+        graded = {end.get("part", "") for end in ends if "reward" in end.get("facts", {})}
+        parts = dict.fromkeys(end.get("part", "") for end in ends)
+        for part in (part for part in parts if part not in graded):
+            sessions = [end["session"] for end in ends if end.get("part", "") == part]
+            rounds = _rounds(folder, sessions)
+            paths: list[Path] = []
+            for number, round_ in enumerate(rounds, 1):
+                path = folder / f"predictions-{f'{part}-' if part else ''}{number}.json"
+                path.write_text(json.dumps(round_, indent=1) + "\n", encoding="utf-8")
+                paths.append(path)
+            if paths:
+                yield Predictions(title, part or workload, folder, len(sessions), paths)
+
+
+def _rounds(folder: Path, sessions: Sequence[str]) -> list[list[Mapping[str, Any]]]:
+    """Patches of the sessions, each instance once in a round."""
+    rounds: list[list[Mapping[str, Any]]] = []
+    for file in sorted(folder / session / "preds.json" for session in sessions):
+        for name, found in _json(file).items() if file.exists() else ():
+            room = next((r for r in rounds if all(p["instance_id"] != name for p in r)), None)
+            if room is None:
+                room = []
+                rounds.append(room)
+            room.append({**found, "model_patch": found.get("model_patch") or ""})
+    return rounds
 
 
 def why_not(python: str | None) -> tuple[str, str] | None:
