@@ -34,7 +34,7 @@ from results.run import Run
 from results.store import load_run
 
 ENVIRONMENT_VARIABLE = "AGENTSCHED_VLLM_CPU"
-SEEDS = 3
+SEEDS = 4
 JUDGED = ("latency", "ttft", "hit")
 """Metrics in which the ranking of schedulers must be the same: those that papers compare."""
 _HIT_POINTS = 2.0

@@ -37,6 +37,8 @@ WORKERS = 10
 SESSIONS = 20
 TURNS = 6
 GUIDE_TOKENS = 512
+GAPS_S = (0.5, 2.0)
+"""Tool times, seconds: long beside the turns, so that a busy processor moves caching little."""
 
 SWEEP_PROMPTS = (64, 256, 512, 1024, 2048)
 SWEEP_BATCHES = (1, 1, 1, 2, 4, 8)
@@ -58,7 +60,7 @@ def small_trace(sessions: int = SESSIONS, turns: int = TURNS, seed: int = 0) -> 
         held = guides[number % 2].tokens
         for index in range(turns):
             new, output = rng.randint(100, 500), rng.randint(6, 32)
-            tools = (ToolCall("tool", round(rng.uniform(0.05, 0.4), 3)),)
+            tools = (ToolCall("tool", round(rng.uniform(*GAPS_S), 3)),)
             lines.append(
                 TurnSpec(
                     new_tokens=new,
