@@ -5,9 +5,9 @@ python -m scripts.agent_agreement RUN
 Sessions by name, model calls by number; tools by time: the gateway takes them to start when an
 answer is complete, and to have ended when the session's next request comes. Beside that stand what
 the agents' client processes told (`agents/events.jsonl`; of Claude Code, its hooks) and the agents'
-own logs: mini-swe-agent's trajectories, Claude Code's session logs. What is logged between the
-middle of a turn and the middle of the session's next belongs to the first of them; turns of one
-session that overlap are left out.
+own logs: trajectories of mini-swe-agent and Terminus 2, Claude Code's session logs. What is logged
+between the middle of a turn and the middle of the session's next belongs to the first of them;
+turns of one session that overlap are left out.
 """
 
 from __future__ import annotations
@@ -105,18 +105,30 @@ def told(folder: Path, zero: int) -> dict[str, list[Mark]]:
 
 
 def own_log(folder: Path, zero: int) -> Iterator[Mark]:
-    """What the agent of one session wrote into its own log, where that has times.
-
-    Terminus 2 is left out: its trajectory has one time a step, of no named event.
-    """
+    """What the agent of one session wrote into its own log, where that has times."""
     for path in folder.glob("*/*.traj.json"):
         for message in json.loads(path.read_bytes())["messages"]:
             at = message.get("extra", {}).get("timestamp")
             kind = {"assistant": "answer", "tool": "result"}.get(message.get("role"))
             if at is not None and kind is not None:
                 yield Mark(round(at * 1e9) - zero, kind)
+    for path in folder.glob("trial/agent/trajectory.json"):
+        yield from _terminus(json.loads(path.read_bytes()), zero)
     for path in folder.glob("trial/agent/sessions/projects/*/*.jsonl"):
         yield from _claude_code(path, zero)
+
+
+def _terminus(trajectory: Mapping[str, Any], zero: int) -> Iterator[Mark]:
+    """Terminus 2 makes a step when the keystrokes of its answer have been waited for."""
+    if trajectory.get("agent", {}).get("name") != "terminus-2":
+        return  # of other agents it is made from their own logs
+    for step in trajectory["steps"]:
+        if step["source"] == "agent" and step.get("tool_calls"):
+            yield Mark(_nanoseconds(step["timestamp"]) - zero, "result")
+
+
+def _nanoseconds(timestamp: str) -> int:
+    return round(datetime.fromisoformat(timestamp).timestamp() * 1e9)
 
 
 def _claude_code(path: Path, zero: int) -> Iterator[Mark]:
@@ -124,7 +136,7 @@ def _claude_code(path: Path, zero: int) -> Iterator[Mark]:
         content = line.get("message", {}).get("content")
         if line.get("isSidechain") or not isinstance(content, list):
             continue
-        at = round(datetime.fromisoformat(line["timestamp"]).timestamp() * 1e9) - zero
+        at = _nanoseconds(line["timestamp"]) - zero
         if line["type"] == "assistant":
             yield Mark(at, "answer")
         elif any(part.get("type") == "tool_result" for part in content):

@@ -79,6 +79,15 @@ def test_a_cell_with_logs_of_both_agents(tmp_path: Path) -> None:
         {"type": "user", "timestamp": f"{day}.484Z", "message": {"content": text[1]}},
     ]
     (log / "s.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
+    steps = [
+        {"source": "user", "timestamp": f"{day}.000000+00:00"},
+        {"source": "agent", "timestamp": f"{day}.471500+00:00", "tool_calls": [{}]},
+        {"source": "agent", "timestamp": f"{day}.800000+00:00"},
+    ]
+    for name, agent in (("mini", "terminus-2"), ("cc", "claude-code")):
+        path = tmp_path / name / "trial" / "agent" / "trajectory.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"agent": {"name": agent}, "steps": steps}))
     found = compare_cell({"mini": TURNS, "cc": TURNS, "cc/sub": TURNS}, tmp_path)
     assert (found.turns, found.calls) == (4, 2)
     assert found.gaps_ms[STARTS] == [30.0, 30.0]
