@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from agentsched import AgentschedError, __version__
 from cli import console
+from cli.advise import advise
 from cli.calibrate import calibrate
 from cli.compare import compare
 from cli.doctor import doctor
@@ -79,6 +80,7 @@ app.command("replay")(replay)
 app.command("emulate")(emulate)
 app.command("top")(top)
 app.command("verify-log")(verify_log)
+app.command("advise")(advise)
 app.command("validate")(validate)
 app.command("calibrate")(calibrate)
 app.command("doctor")(doctor)

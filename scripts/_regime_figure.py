@@ -51,7 +51,7 @@ def _figure(found: Sequence[tuple[tuple[float, ...], str, float]], names: Sequen
             x, y = sets.index(regime[0]), rows.index((regime[2], regime[3]))
             tie = lead < TIE
             axis.scatter(
-                [x], [y], s=60 + 25 * min(lead, 30), color=look[winner].colour,
+                [x], [y], s=50 + 7 * min(lead, 40), color=look[winner].colour,
                 marker=look[winner].marker, alpha=0.35 if tie else 0.95,
             )  # fmt: skip
             text = f"{winner}\n{'tie' if tie else f'{lead:.0f} %'}"

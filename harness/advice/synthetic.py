@@ -9,6 +9,7 @@ from workloads.model import Session, ToolCall, TurnSpec
 
 FIRST_PROMPT = 2000
 OUTPUT = 150
+LONGEST_NEW = 1500
 TURNS = 12
 SPREAD = 0.4
 """Sigma of the log-normal factors on turns, new tokens, outputs and tool times. Our choice."""
@@ -26,12 +27,16 @@ def made_for(
     running = max(1, round(per_replica / (1 + tool_model)))
     step = cost.step_s(running, FIRST_PROMPT + TURNS * OUTPUT)
     decode = OUTPUT * step / running
-    new = max(50.0, prefill_share / (1 - prefill_share) * decode / cost.prefill_s(1.0))
-    turn_s = cost.prefill_s(new) + OUTPUT * step
-    return [_session(f"m{i}", new, tool_model * turn_s, rng) for i in range(count)]
+    new = prefill_share / (1 - prefill_share) * decode / cost.prefill_s(1.0)
+    shrink = min(1.0, LONGEST_NEW / new)  # of both, so that contexts stay within the model's limit
+    new, output = max(50.0, new * shrink), OUTPUT * shrink
+    turn_s = cost.prefill_s(new) + output * step
+    return [_session(f"m{i}", new, output, tool_model * turn_s, rng) for i in range(count)]
 
 
-def _session(name: str, new: float, tool_s: float, rng: np.random.Generator) -> Session:
+def _session(
+    name: str, new: float, output: float, tool_s: float, rng: np.random.Generator
+) -> Session:
     def factor() -> float:
         return float(np.exp(rng.normal(-SPREAD * SPREAD / 2, SPREAD)))
 
@@ -41,7 +46,7 @@ def _session(name: str, new: float, tool_s: float, rng: np.random.Generator) -> 
         turns.append(
             TurnSpec(
                 new_tokens=round((FIRST_PROMPT if before is None else new) * factor()) + 1,
-                output_tokens=round(OUTPUT * factor()) + 1,
+                output_tokens=round(output * factor()) + 1,
                 kept_turn=None if before is None else number - 1,
                 kept_tokens=0 if before is None else before.prompt_tokens + before.output_tokens,
                 tools=(ToolCall("tool", tool_s * factor()),),
