@@ -1,11 +1,10 @@
 """TAO's plan by parts, for clusters whose joint optimum is out of reach.
 
     replicas are divided into clusters of `cluster_replicas`, neighbours in configured order
-    a candidate with cache credit belongs to the cluster where its credit is largest (of equals
-    the one with most room), unless its need exceeds the room there
-    the others go, most valuable first, to the cluster with most room left
-    each cluster is solved exactly; who is not placed tries, in up to `rounds` rounds, the cluster
-    with most room left
+    candidates with cache credit go to the cluster where their credit is largest, each cluster is
+    solved exactly, and who found no place tries the next best, in up to `rounds` rounds
+    all others go, most valuable first, to the cluster with most room left: together with those, or
+    after them, whichever plan is worth more
 
 Exact inside clusters, a heuristic between them: no more than one cluster is a plan of TAO's own.
 Its value is at most the joint optimum's; `scripts/fleet_tao.py` measures the gap where that is
@@ -14,7 +13,7 @@ known. The decomposition is our choice: the paper's summary has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -80,28 +79,38 @@ def make_plan_by_parts(snapshot: Snapshot, *, cluster_replicas: int, rounds: int
         return make_plan(snapshot)
     count = len(snapshot.replicas)
     parts = [range(i, min(i + cluster_replicas, count)) for i in range(0, count, cluster_replicas)]
+    plans = [_by_parts(snapshot, parts, phases) for phases in _phases(rounds)]
+    return max(plans, key=lambda plan: plan.value)
+
+
+def _phases(rounds: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Two ways through the rounds. Credit outranks all else, which speaks for placing those first
+    that have any; but where little room is left, all together find better company."""
+    return ("together",) * rounds, ("credit",) * rounds + ("rest",) * rounds
+
+
+def _by_parts(snapshot: Snapshot, parts: Sequence[range], phases: Sequence[str]) -> Plan:
     room = list(snapshot.room)
     left = list(range(len(snapshot.candidates)))
+    tried: dict[int, set[int]] = {i: set() for i in left}
     where: dict[int, int] = {}
     quantum, states, filled = 1, 0, 0
-    for _ in range(rounds):
-        given = _share_out(snapshot, parts, room, left)
-        placed = 0
-        for part, members in zip(parts, given, strict=True):
+    for phase in phases:
+        given = _share_out(snapshot, parts, room, left, tried, phase)
+        for number, (part, members) in enumerate(zip(parts, given, strict=True)):
             if not members:
                 continue
             plan = make_plan(_of(snapshot, part, members, room))
             index = {snapshot.candidates[i].session: i for i in members}
-            number = {snapshot.replicas[n]: n for n in part}
+            replica_of = {snapshot.replicas[n]: n for n in part}
             for session, replica in plan.placements:
-                where[index[session]] = number[replica]
-                room[number[replica]] -= snapshot.candidates[index[session]].need
-            placed += len(plan.placements)
+                where[index[session]] = replica_of[replica]
+                room[replica_of[replica]] -= snapshot.candidates[index[session]].need
+            for i in members:
+                tried[i].add(number)
             quantum, states = max(quantum, plan.quantum), states + plan.states
             filled += plan.filled
         left = [i for i in left if i not in where]
-        if not left or not placed:
-            break
     ranked = sorted(where, key=lambda i: (snapshot.candidates[i].value(where[i]), -i), reverse=True)
     value = _sum(snapshot.candidates[i].value(where[i]) for i in ranked)
     return Plan(
@@ -120,23 +129,39 @@ def make_plan_by_parts(snapshot: Snapshot, *, cluster_replicas: int, rounds: int
 
 
 def _share_out(
-    snapshot: Snapshot, parts: Sequence[range], room: Sequence[int], candidates: Sequence[int]
+    snapshot: Snapshot,
+    parts: Sequence[range],
+    room: Sequence[int],
+    candidates: Sequence[int],
+    tried: Mapping[int, set[int]],
+    phase: str,
 ) -> list[list[int]]:
-    """Candidates of each cluster, in queue order."""
+    """Candidates of each cluster, in queue order.
+
+    Args:
+        tried: clusters that a candidate has been planned for already.
+        phase: `credit`: to where the credit is largest, those without any nowhere; `rest`: to most
+            room; `together`: to either.
+    """
     given: list[list[int]] = [[] for _ in parts]
+    part_of = [number for number, part in enumerate(parts) for _ in part]
     free = [sum(max(0, room[n]) for n in part) for part in parts]
     widest = [max(room[n] for n in part) for part in parts]
     ranked = sorted(candidates, key=lambda i: (_best(snapshot.candidates[i]), -i), reverse=True)
     for i in ranked:
         one = snapshot.candidates[i]
-        fitting = [c for c in range(len(parts)) if one.need <= widest[c]]
-        if not fitting:
+        credit: dict[int, int] = {}
+        for n, value in enumerate(one.credits):
+            if value > 0 and one.need <= room[n] and part_of[n] not in tried[i]:
+                credit[part_of[n]] = max(credit.get(part_of[n], 0), value)
+        target: int | None = None
+        if phase != "rest":
+            target = max(credit, key=lambda c: (credit[c], free[c], -c), default=None)
+        if target is None and phase != "credit":
+            fitting = [c for c in range(len(parts)) if one.need <= min(widest[c], free[c])]
+            target = max(fitting, key=lambda c: (free[c], -c), default=None)
+        if target is None:
             continue
-        credit = [max((one.credits[n] for n in parts[c]), default=0) for c in fitting]
-        most = max(credit)
-        # Where its credit is largest while there is room in all, else where most room is.
-        cached = [c for c, k in zip(fitting, credit, strict=True) if k == most and free[c] > 0]
-        target = max(cached if most > 0 and cached else fitting, key=lambda c: (free[c], -c))
         given[target].append(i)
         free[target] -= one.need
     for members in given:
