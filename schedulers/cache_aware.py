@@ -139,10 +139,7 @@ class CacheAware(RoutingScheduler):
         if self.config.imbalance_gate == "average":
             mean = sum(map(IN_FLIGHT, replicas)) / len(replicas)
             margin = min(self.config.balance_abs, max(4.0, 2 * sqrt(mean)))
-            return (
-                target.in_flight > mean + margin
-                and target.in_flight > mean * self.config.balance_rel
-            )
+            return target.in_flight > max(mean + margin, mean * self.config.balance_rel)
         return False
 
     def _uneven(self, load: int, least: ReplicaView) -> bool:
