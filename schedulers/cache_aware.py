@@ -137,7 +137,7 @@ class CacheAware(RoutingScheduler):
         if self.config.imbalance_gate == "request":
             return self._uneven(target.in_flight, least)
         if self.config.imbalance_gate == "average":
-            mean = sum(map(IN_FLIGHT, replicas)) / len(replicas)
+            mean = sum(replica.in_flight for replica in replicas) / len(replicas)
             margin = min(self.config.balance_abs, max(4.0, 2 * sqrt(mean)))
             return target.in_flight > max(mean + margin, mean * self.config.balance_rel)
         return False
