@@ -158,7 +158,7 @@ def _share_out(
         if phase != "rest":
             target = max(credit, key=lambda c: (credit[c], free[c], -c), default=None)
         if target is None and phase != "credit":
-            fitting = [c for c in range(len(parts)) if one.need <= min(widest[c], free[c])]
+            fitting = [c for c in range(len(parts)) if one.need <= widest[c]]
             target = max(fitting, key=lambda c: (free[c], -c), default=None)
         if target is None:
             continue
