@@ -122,7 +122,7 @@ def test_line_finds_the_slope() -> None:
     "wrong", [{"fill": 0}, {"young_turns": -1}, {"aging_s": 0}, {"rate_tokens_per_s": 0}]
 )
 def test_settings_out_of_range(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="above 0|negative|positive"):
+    with pytest.raises(ValueError, match=r"above 0|negative|positive"):
         HeadroomConfig(**wrong)  # type: ignore[arg-type]
 
 
