@@ -146,7 +146,7 @@ def calm_collector() -> None:
     every stream for as long as it takes."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
+    gc.set_threshold(50_000, 10, 100)
 
 
 def stop_event() -> asyncio.Event:

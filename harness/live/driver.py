@@ -15,6 +15,7 @@ from harness.control.operations import Cancel, Dispatch, Operation, Refuse
 from harness.control.plane import ControlPlane
 from harness.live.clock import Clock
 from harness.live.turns import (
+    NOBODY,
     DriverSettings,
     LegTimes,
     LiveSession,
@@ -167,9 +168,9 @@ class LiveDriver:
             self.count("retries")
             self._feed(ev.DispatchFailed(now, turn, attempt, replica, reason))
             return
-        self._end(live, "failed", None)
+        client = self._end(live, "failed", None)
         self._feed(ev.TurnFailed(now, turn.session, turn.id, attempt, replica, reason))
-        live.client.fail(reason)
+        client.fail(reason)
         self._close_one_off(turn.session)
         self._close_if_due(turn.session)
 
@@ -182,9 +183,9 @@ class LiveDriver:
             self.fail(live, reason, again=False)
             return
         now, turn = self.clock.now, live.turn
-        self._end(live, "failed", None)
+        client = self._end(live, "failed", None)
         self._feed(ev.ClientGone(now, turn.session, turn.id, None, None))
-        live.client.fail(reason)
+        client.fail(reason)
         self._close_one_off(turn.session)
         self._close_if_due(turn.session)
 
@@ -202,8 +203,10 @@ class LiveDriver:
         self._close_one_off(turn.session)
         self._close_if_due(turn.session)
 
-    def _end(self, live: LiveTurn, status: str, usage: Usage | None) -> None:
+    def _end(self, live: LiveTurn, status: str, usage: Usage | None) -> TurnClient:
         live.ended = True
+        # Client and turn hold each other: let go, so that a turn's text goes with its last user.
+        client, live.client = live.client, NOBODY
         now = self.clock.now
         if live.attempt is not None:
             self._attempts.pop(live.attempt, None)
@@ -216,6 +219,7 @@ class LiveDriver:
         self.count(f"turns_{status}")
         if self._watcher is not None:
             self._watcher.turn_ended(live, usage, status, now)
+        return client
 
     # Sessions.
 
@@ -328,8 +332,7 @@ class LiveDriver:
         self.broken = error
         for live in list(self._turns.values()):
             if live.attempt is None:
-                self._end(live, "failed", None)
-                live.client.fail(error.message)
+                self._end(live, "failed", None).fail(error.message)
         assert self._on_error is not None
         self._on_error(error)
 
@@ -371,8 +374,8 @@ class LiveDriver:
         live = self._turns.get(operation.turn.id)
         if live is None:
             return
-        self._end(live, "rejected", None)
-        live.client.refuse(operation.reason, operation.retry_after_s)
+        client = self._end(live, "rejected", None)
+        client.refuse(operation.reason, operation.retry_after_s)
         self._close_if_due(operation.turn.session)
 
     def _cancel(self, operation: Cancel) -> None:

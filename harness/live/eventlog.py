@@ -47,6 +47,8 @@ class EventLog:
     ) -> None:
         self._stream = stream
         self._flushed = 0
+        self.problem: str | None = None
+        """Why nothing more is logged (a full disk); None: it is."""
         head = {
             "version": VERSION,
             "scheduler": scheduler,
@@ -64,10 +66,15 @@ class EventLog:
         line["operations"] = [operation_json(operation) for operation in operations]
         if answers:
             line["progress"] = answers
-        self._stream.write(orjson.dumps(line) + b"\n")
-        if event.now - self._flushed > FLUSH_NS:
-            self._stream.flush()
-            self._flushed = event.now
+        if self.problem is not None:
+            return
+        try:
+            self._stream.write(orjson.dumps(line) + b"\n")
+            if event.now - self._flushed > FLUSH_NS:
+                self._stream.flush()
+                self._flushed = event.now
+        except OSError as error:  # callers need their answers, log or no log
+            self.problem = error.strerror or str(error)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -372,7 +372,7 @@ class _Exchange:
         if self._ended:
             return
         self._ended = True
-        self.on_gone = self.on_pressure = None
+        self.on_gone = self.on_pressure = self.on_catch_up = None
         if self._connection.open:
             if self._chunked:
                 self._connection.write(b"0\r\n\r\n")
@@ -382,7 +382,7 @@ class _Exchange:
         if self._ended:
             return
         self._ended = True
-        self.on_gone = self.on_pressure = None
+        self.on_gone = self.on_pressure = self.on_catch_up = None
         if self._connection.open:
             # What was written still goes out; the missing last chunk tells the client.
             self._connection.ended(keep_alive=False)

@@ -14,11 +14,11 @@ from harness.control.operations import Dispatch
 from harness.live.dialect import EVENT_STREAM, JSON_TYPE, Dialect, Reading, Reply
 from harness.live.driver import LiveDriver
 from harness.live.legs import ROOM_BITS, Bootstrap, PrefillLeg, prefill_body
-from harness.live.sse import EventSplitter, StreamError
+from harness.live.sse import EventSplitter, StreamError, of_form
 from harness.live.texts import Node
 from harness.live.tool_signals import signals
 from harness.live.turns import LiveTurn
-from harness.live.upstream import engine_headers, tools_of
+from harness.live.upstream import Attempt, engine_headers, tools_of
 from harness.live.wire import Call, Exchange, Headers, Request, Sender
 from schedulers.types import Usage
 
@@ -109,7 +109,7 @@ class Relay:
         return Request("POST", self.dialect.upstream_path, headers, body)
 
     def _send(self, replica: str, body: bytes) -> None:
-        receiver = _Attempt(self, replica)
+        receiver = Attempt(self, replica)
         self._call = receiver.call = None
         call = self._senders[replica].send(self._upstream(body), receiver)
         if receiver.over:
@@ -190,15 +190,15 @@ class Relay:
         if not self._streamed_body:
             self._body.append(part)
             return
+        reply = self.reply
+        began = reply.began
         try:
             events = self._splitter.feed(part)
+            shown = of_form(lambda: [reply.take(event) for event in events])
         except StreamError as error:
             self.withdraw()
             self._engine_broke(error.message)
             return
-        reply = self.reply
-        began = reply.began
-        shown = [reply.take(event) for event in events]
         if reply.began and not began and not self._driver.first_token(self.live):
             return
         if self.reading.stream:
@@ -262,7 +262,12 @@ class Relay:
         """The answer is complete: tell the control plane, then let the client go."""
         reply = self.reply
         usage = reported or Usage(self.live.turn.prompt.tokens, None, reply.tokens)
-        tools = signals(list(reply.calls.values()), reply.text)
+        try:
+            tools = of_form(lambda: signals(list(reply.calls.values()), reply.text))
+            last = of_form(reply.tail if self.reading.stream else reply.whole)
+        except StreamError as error:
+            self._engine_broke(error.message)
+            return
         if not reply.began and not self._driver.first_token(self.live):
             return
         usage = self._in_legs(usage)
@@ -272,15 +277,14 @@ class Relay:
         self._ended(self, usage)
         self._driver.finish(self.live, usage, tools)
         if not self.reading.stream:
-            self._exchange.reply(200, [JSON_TYPE, *headers], reply.whole())
+            self._exchange.reply(200, [JSON_TYPE, *headers], last)
             return
-        tail = reply.tail()
         if not self._head_sent:
             kind = self._headers.get("content-type", EVENT_STREAM)
             self._exchange.head(200, [("content-type", kind), *headers])
-            tail = b"".join(self._body) + tail
-        if tail:
-            self._exchange.data(tail)
+            last = b"".join(self._body) + last
+        if last:
+            self._exchange.data(last)
         self._exchange.end()
 
     def _in_legs(self, usage: Usage) -> Usage:
@@ -302,16 +306,16 @@ class Relay:
             return
         try:
             decoded = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            self._give_up(502, "the engine answered something that is no JSON")
+            usage, tools = of_form(lambda: (self.dialect.usage_of(decoded), tools_of(decoded)))
+        except (orjson.JSONDecodeError, StreamError):
+            self._give_up(502, "the engine answered something that is not its API's JSON")
             return
-        usage = self.dialect.usage_of(decoded)
         headers = self._answer_headers()
         self._over = True
         self._exchange.on_gone = None
         usage = self._in_legs(usage or Usage(self.live.turn.prompt.tokens, None, 0))
         self._ended(self, usage)
-        self._driver.finish(self.live, usage, tools_of(decoded))
+        self._driver.finish(self.live, usage, tools)
         kind = self._headers.get("content-type", "application/json")
         self._exchange.reply(200, [("content-type", kind), *headers], body)
 
@@ -372,28 +376,3 @@ class Relay:
             return
         answer = [JSON_TYPE, *headers, ("x-agentsched-session", self.live.turn.session)]
         self._exchange.reply(status, answer, self.dialect.error(status, message))
-
-
-class _Attempt:
-    """The receiver of one dispatch; deaf once the relay has moved on."""
-
-    __slots__ = ("_relay", "_replica", "call", "over")
-
-    def __init__(self, relay: Relay, replica: str) -> None:
-        self._relay, self._replica = relay, replica
-        self.call: Call | None = None
-        self.over = False
-
-    def head(self, status: int, headers: Mapping[str, str]) -> None:
-        self._relay.engine_head(status, headers)
-
-    def data(self, part: bytes) -> None:
-        self._relay.engine_data(part)
-
-    def end(self) -> None:
-        self.over = True
-        self._relay.engine_end()
-
-    def lost(self, reason: str, *, unreachable: bool) -> None:
-        self.over = True
-        self._relay.decoder_lost(self._replica, reason, unreachable=unreachable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -270,7 +271,8 @@ class ServedGateway:
             await client.close()
         self._planner.close()
         if self._log_stream is not None:
-            self._log_stream.close()
+            with contextlib.suppress(OSError):  # a full disk; the log ends before
+                self._log_stream.close()
 
     # Parts.
 

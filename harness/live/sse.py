@@ -5,16 +5,32 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from agentsched import AgentschedError
 
+T = TypeVar("T")
 MAX_EVENT_BYTES = 16 << 20
 DONE = b"[DONE]"
 
 
 class StreamError(AgentschedError):
     """An engine sent something that is not the stream it promised."""
+
+
+def of_form(read: Callable[[], T]) -> T:
+    """What `read` makes of something that an engine sent.
+
+    Raises:
+        StreamError: it has not the form that the engine's API promises.
+    """
+    try:
+        return read()
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise StreamError(
+            "the engine's answer has not the form of its API", "check what serves at the backend"
+        ) from error
 
 
 class EventSplitter:

@@ -56,6 +56,24 @@ class TurnClient(Protocol):
         ...
 
 
+class _Nobody:
+    """Stands in for the client of a turn that has ended; nothing is asked of it."""
+
+    def dispatch(self, operation: Dispatch) -> None: ...
+    def refuse(self, reason: str, retry_after_s: float | None) -> None: ...
+    def fail(self, reason: str) -> None: ...
+    def withdraw(self) -> None: ...
+    def fell_silent(self, reason: str) -> None: ...
+    def streamed(self) -> int:
+        return 0
+
+    def heard(self) -> int:
+        return 0
+
+
+NOBODY: TurnClient = _Nobody()
+
+
 class Planner(Protocol):
     """Runs a solver somewhere and hands its result over later."""
 

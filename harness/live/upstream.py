@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.live.dialect import EVENT_STREAM, encode
+from harness.live.wire import Call
 from schedulers.types import ToolSignal
+
+if TYPE_CHECKING:
+    from harness.live.relay import Relay
 
 _DROPPED_HEADERS = frozenset(
     {
@@ -53,3 +57,28 @@ def tools_of(body: Any) -> tuple[ToolSignal, ...]:
             text = arguments if isinstance(arguments, str) else encode(arguments).decode()
             found.append(ToolSignal(function["name"], text))
     return tuple(found)
+
+
+class Attempt:
+    """The receiver of one dispatch; deaf once the relay has moved on."""
+
+    __slots__ = ("_relay", "_replica", "call", "over")
+
+    def __init__(self, relay: Relay, replica: str) -> None:
+        self._relay, self._replica = relay, replica
+        self.call: Call | None = None
+        self.over = False
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._relay.engine_head(status, headers)
+
+    def data(self, part: bytes) -> None:
+        self._relay.engine_data(part)
+
+    def end(self) -> None:
+        self.over = True
+        self._relay.engine_end()
+
+    def lost(self, reason: str, *, unreachable: bool) -> None:
+        self.over = True
+        self._relay.decoder_lost(self._replica, reason, unreachable=unreachable)

@@ -26,7 +26,9 @@ class Row:
 ROWS: list[Row] = []
 
 
-def fault(fault: str, *, sees: str, retried: str, freed: str, where: str = "live") -> Any:
+def fault(
+    fault: str, *, sees: str, retried: str, freed: str, where: str = "live"
+) -> Callable[[Test], Test]:
     """Marks a test as the rehearsal of a fault."""
 
     def mark(test: Test) -> Test:

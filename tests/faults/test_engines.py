@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.live.wire import Request
+from harness.live.wire import Exchange, Request
 from tests.faults.matrix import fault
 from tests.faults.stage import CHAT, faulted
-from tests.live.rig import JSON, Got, chat, run
+from tests.live.rig import JSON, Got, chat, post, run, served_by
 
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
@@ -218,10 +218,38 @@ def test_metrics_that_are_gone_or_lie(kind: str, scheduler: str) -> None:
             await asyncio.sleep(0.3)
             got = await asyncio.gather(*(f.ask(session=f"s{i}", max_tokens=4) for i in range(8)))
             assert [each.status for each in got] == [200] * 8
-            for replica in f.served.driver.plane.ledger.replica_states.values():
-                assert replica.healthy
-                sample = replica.sample
+            for state in f.served.driver.plane.ledger.replica_states.values():
+                assert state.healthy
+                sample = state.sample
                 if sample is not None and sample.waiting is not None:
                     assert sample.waiting >= 0
+
+    run(test)
+
+
+@fault(
+    "events of another form than the API has",
+    sees="502, or an error event (502) as the stream's last",
+    retried="turns of which no token was delivered",
+    freed="the turn's place",
+)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("event", [b'{"choices": 1}', b"[]", b'{"choices":[{"delta":[1]}]}'])
+def test_events_of_another_form(stream: bool, event: bytes) -> None:
+    def engine(request: Request, exchange: Exchange) -> None:
+        if request.path != CHAT:
+            exchange.reply(404, [], b"")
+            return
+        exchange.head(200, [("content-type", "text/event-stream")])
+        exchange.data(b"data: " + event + b"\n\ndata: [DONE]\n\n")
+        exchange.end()
+
+    async def test() -> None:
+        async with served_by(engine) as (served, client):
+            got = await post(client, CHAT, chat(stream=stream))
+            assert got.ended.is_set()
+            assert got.status in (200, 502)
+            facts = served.driver.facts()
+            assert (facts["in_flight"], facts["waiting"]) == (0, 0)
 
     run(test)

@@ -51,8 +51,8 @@ async def until_up(url: str, limit_s: float = 120.0) -> None:
 def test_gateway_restarted_under_load() -> None:
     engine_port, port, admin = (free_port() for _ in range(3))
     engine = command("emulate", "--topology", "1x1xh100", "--port", str(engine_port))
-    serve = ("serve", "--port", str(port), "--admin-port", str(admin), "--wait", "120")
-    serve += ("--backend", f"http://127.0.0.1:{engine_port}")
+    serve = ["serve", "--port", str(port), "--admin-port", str(admin), "--wait", "120"]
+    serve += ["--backend", f"http://127.0.0.1:{engine_port}"]
     gateway = command(*serve)
 
     async def test() -> None:
