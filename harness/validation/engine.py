@@ -101,13 +101,14 @@ def record_all(
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Record single shapes and all cells, and what machine it was."""
-    before = os.getloadavg()[0]
     spec = cells.write_spec(
         folder, engine_environment, schedulers=schedulers, seeds=seeds, sessions=sessions
     )
-    cells.record(spec, folder / "run", tell)
-    facts = {**_machine(), "load_before": before}
-    (folder / "machine.json").write_text(json.dumps(facts), "utf-8")
+    facts: dict[str, Any] = {**_machine(), "load_before": os.getloadavg()[0], "loads": []}
+    note = folder / "machine.json"
+    note.write_text(json.dumps(facts), "utf-8")
+    facts["loads"] = cells.record(spec, folder / "run", tell)
+    note.write_text(json.dumps(facts), "utf-8")
 
 
 def _machine() -> dict[str, Any]:
@@ -174,13 +175,22 @@ def _about() -> str:
 
 
 def _read(folder: Path) -> tuple[list[CellJob], list[list[EngineNotes]]]:
-    """The cells, and each replica's notes: single shapes, then one stretch a cell."""
-    jobs = list(plan(load_spec(folder / "spec.yaml")).jobs(folder / "run"))
+    """The cells, and each replica's notes: single shapes, then one stretch a cell.
+
+    Of a recording that was stopped early, the seeds that all schedulers have played.
+    """
+    planned = plan(load_spec(folder / "spec.yaml"))
+    done = {state.cell for state in load_run(folder / "run").states if state.status == "done"}
+    jobs = list(planned.jobs(folder / "run"))
+    while jobs and not all(job.cell in done for job in jobs[-len(planned.arms) :]):
+        jobs = jobs[: -len(planned.arms)]
+    if not jobs:
+        raise InputError("not one seed was played to its end", "record it again", file=folder)
     notes = []
     for path in sorted((folder / "steps").glob("*.jsonl")):
         parts = read_notes(path)
         # Before each cell the cache is reset, proved empty, and reset again.
-        if len(parts) != 1 + 2 * len(jobs):
+        if len(parts) < 1 + 2 * len(jobs):
             raise InputError(
                 f"has {len(parts) - 1} resets for {len(jobs)} cells: an engine was started anew",
                 "record it again",
@@ -286,7 +296,7 @@ def _figure_table(
                 row.append(f"{shown} ({100 * (right / left - 1):+.0f} %)")
         rows.append(tuple(row))
     repeats = len(next(iter(real.values())))
-    title = f"Measured / simulated (error), means of {repeats} seeds"
+    title = f"Measured / simulated (error), means over {repeats} seed{'s' * (repeats > 1)}"
     return Table(title, ("scheduler", *METRICS.values()), tuple(rows))
 
 
@@ -325,7 +335,7 @@ def _notes(
     machine = json.loads((folder / "machine.json").read_text("utf-8"))
     yield (
         f"Machine: {machine['cores']} cores of {machine['processor']}, "
-        f"{machine['memory_gib']} GiB; load before the start {machine['load_before']:.1f}. "
+        f"{machine['memory_gib']} GiB; load {_loads(machine)}. "
         f"vLLM {_version(folder)}, tiny-qwen3 with random weights, "
         f"{cells.STEP_TOKENS} tokens and {cells.STEP_SEQUENCES} sequences a step, blocks of "
         f"{cells.BLOCK}."
@@ -352,6 +362,12 @@ def _notes(
         "scheduling off); that our engine does so as vLLM's asynchronous scheduler is held against "
         "that class itself (`agentsched validate vllm`)."
     )
+
+
+def _loads(machine: Mapping[str, Any]) -> str:
+    during = machine["loads"]
+    said = f"{machine['load_before']:.0f} before the start"
+    return f"{said}, {min(during):.0f} to {max(during):.0f} during the cells" if during else said
 
 
 def _version(folder: Path) -> str:

@@ -6,6 +6,7 @@ replicas of a tiny model whose KV cache is too small for it.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agentsched import AgentschedError
-from harness.cells import CellFailure, CellJob, run_cell
+from harness.cells import CellFailure, run_cell
 from harness.fleets import fleet_of, started
 from harness.live.engines.fleet import EngineFleet
 from harness.live.engines.layout import Place
 from harness.live.engines.probe import EngineProbe, probe_text
-from harness.plan import Plan, plan
+from harness.plan import plan
 from harness.spec import load_spec
 from harness.validation.engine_fit import Call, write_calls
 from results.store import RunStore
@@ -139,16 +140,14 @@ def _yaml(value: object) -> str:
     return str(value)
 
 
-def record(
-    spec: Path, out: Path, tell: Callable[[str], None] = lambda line: None
-) -> tuple[Plan, list[CellJob]]:
+def record(spec: Path, out: Path, tell: Callable[[str], None] = lambda line: None) -> list[float]:
     """Start the replicas, sweep single shapes on them, run all cells, stop them.
 
     Args:
         out: the run folder to make; the engines' notes go to `steps` beside the specification.
 
     Returns:
-        The plan, and its cells as they ran, in order.
+        The machine's load at the end of each cell.
 
     Raises:
         AgentschedError: an engine did not come up, or a cell failed.
@@ -163,13 +162,14 @@ def record(
         running = started(fleet, store.path)
         tell("replicas are up; single shapes")
         write_calls(spec.parent / "sweep.json", sweep(fleet))
-        jobs = list(planned.jobs(store.path.resolve()))
+        jobs, loads = planned.jobs(store.path.resolve()), []
         for number, job in enumerate(jobs):
             tell(f"cell {number + 1} of {len(jobs)}: {job.cell.name}")
             ended = run_cell(running.prepare(job), lambda sessions, turns: None)
             if isinstance(ended, CellFailure):
                 raise AgentschedError(f"{job.cell.name}: {ended.message}", ended.remedy)
-    return planned, jobs
+            loads.append(os.getloadavg()[0])
+    return loads
 
 
 def sweep(fleet: EngineFleet) -> list[Call]:
