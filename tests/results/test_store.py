@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,7 +73,7 @@ def test_a_finished_cell_reads_back_as_written(tmp_path: Path) -> None:
     own = run.turns[list(asdict(golden.TURNS[0]))].astype(object)
     for (_, row), record in zip(own.iterrows(), golden.TURNS, strict=True):
         for name, value in asdict(record).items():
-            assert row[name] != row[name] if value is None else row[name] == value, name
+            assert pd.isna(row[name]) if value is None else row[name] == value, name
     assert set(run.turns["scheduler"]) == {"tao"}
     assert len(run.sessions) == len(golden.SESSIONS)
     assert len(run.replicas) == len(golden.REPLICAS)
