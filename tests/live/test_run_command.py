@@ -42,7 +42,8 @@ def trace(tmp_path: Path) -> Path:
 
 
 def run_args(trace: Path, out: Path, *more: str) -> list[str | Path]:
-    given = "run --engine emulator --model qwen3-8b --topology 4x1xh100 --workers 2".split()
+    given = ["run", "--engine", "emulator", "--model", "qwen3-8b", "--topology", "4x1xh100"]
+    given += ["--workers", "2"]
     arms = ["--scheduler", "round-robin", "--scheduler", "tao"]
     return [*given, *arms, "--workload", trace, "-o", out, *more]
 
