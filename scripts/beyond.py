@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.advice.levels import Levels, play
+from harness.advice.place import TurnCost
 from harness.plan import Plan, plan
 from harness.spec import load_spec
 from results.statistics import bootstrap_generator, difference
+from scripts.regimes import MadeCell, Point, cluster, made_cell
 from scripts.regressions import show
 from workloads.catalog import load_workload
 
@@ -49,8 +51,9 @@ CELLS = (
     Cell("Qwen3-32B, SWE-bench long, 160", "beyond/qwen3-32b", "swe-bench-mini", 192, 160),
     Cell("Qwen3-32B, SWE-bench, 96", "beyond/qwen3-32b", "swe-bench-mini-short", 192, 96),
 )  # fmt: skip
-SCARCE = CELLS[:2]
-"""Where ablations and wrong signals are played."""
+REGIMES = (Point(2.0, 0.3, 24, 0.6), Point(1.0, 3.0, 24, 0.2))
+"""Of the map, where ablations and wrong signals are played: KV very scarce with short tools, and
+just scarce with long ones."""
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "headroom": {},
     "no early turns for young sessions": {"young_turns": 0},
@@ -109,26 +112,39 @@ def against(found: Mapping[str, Mapping[int, Levels]], metric: str, others: Sequ
 
 
 def ablations(seeds: Sequence[int]) -> None:
-    for cell in SCARCE:
-        planned = plan(load_spec(cell.preset))
+    for point in REGIMES:
+        base, cost = cluster(), TurnCost(cluster())
+        cells = [made_cell(point, seed, base, cost) for seed in seeds]
         found = {
-            label: [played(cell, planned, "headroom", seed, settings) for seed in seeds]
+            label: [_on_map(one, "headroom", settings) for one in cells]
             for label, settings in ABLATIONS.items()
         }
-        show(f"{cell.title}, seeds {list(seeds)}", _rows(found, "headroom"))
+        show(f"{point}, seeds {list(seeds)}", _rows(found, "headroom"))
 
 
 def signals(seeds: Sequence[int]) -> None:
-    for cell in SCARCE:
-        planned = plan(load_spec(cell.preset))
-        found = {"right": [played(cell, planned, "headroom", seed) for seed in seeds]}
+    for point in REGIMES:
+        base, cost = cluster(), TurnCost(cluster())
+        cells = [made_cell(point, seed, base, cost) for seed in seeds]
+        found = {"right": [_on_map(one, "headroom") for one in cells]}
         for signal in SIGNALS:
             for error in ERRORS:
                 settings = {"signal": signal, "error": error}
-                found[f"{signal} wrong by {error:.0%}"] = [
-                    played(cell, planned, WRONG, seed, settings) for seed in seeds
-                ]
-        show(f"{cell.title}, seeds {list(seeds)}", _rows(found, "right"))
+                label = f"{signal} wrong by {error:.0%}"
+                found[label] = [_on_map(one, WRONG, settings) for one in cells]
+        show(f"{point}, seeds {list(seeds)}", _rows(found, "right"))
+
+
+def _on_map(cell: MadeCell, name: str, settings: Mapping[str, Any] | None = None) -> Levels:
+    found, _ = play(
+        cell.sessions,
+        cell.cluster,
+        name,
+        workers=cell.workers,
+        seed=cell.seed,
+        settings=settings,
+    )
+    return found
 
 
 def _rows(found: Mapping[str, Sequence[Levels]], base: str) -> list[dict[str, str]]:

@@ -24,6 +24,7 @@ from harness.advice.regimes import MAP, load_map
 from harness.advice.synthetic import made_for
 from harness.capacity import Cluster, resolve_cluster
 from harness.topology import find_topology
+from workloads.model import Session
 
 SCHEDULERS = ("cache-aware", "dynamo", "smetric", "thunderagent", "tao", "headroom")
 WORKING_SETS = (0.5, 1.0, 2.0)
@@ -55,8 +56,18 @@ def cluster() -> Cluster:
     return type(whole)(whole.model, whole.topology, whole.replicas[:REPLICAS])
 
 
-def play_point(point: Point, seed: int, base: Cluster, cost: TurnCost) -> Iterator[dict[str, str]]:
-    """A row a scheduler."""
+@dataclass(frozen=True, slots=True)
+class MadeCell:
+    """Sessions and a cluster that together lie at a point of the grid."""
+
+    sessions: list[Session]
+    cluster: Cluster
+    workers: int
+    seed: int
+
+
+def made_cell(point: Point, seed: int, base: Cluster, cost: TurnCost) -> MadeCell:
+    """The KV is never smaller than the longest turn."""
     workers = point.per_replica * REPLICAS
     sessions = made_for(
         point.tool_model,
@@ -70,9 +81,15 @@ def play_point(point: Point, seed: int, base: Cluster, cost: TurnCost) -> Iterat
     wanted = base.kv_tokens * whole.working_set_kv / point.working_set_kv
     longest = max(t.prompt_tokens + t.output_tokens for s in sessions for t in s.turns)
     small = with_kv(base, max(round(wanted / REPLICAS), longest + 64))
-    place = place_of(sessions, small, workers, cost)
+    return MadeCell(sessions, small, workers, seed)
+
+
+def play_point(point: Point, seed: int, base: Cluster, cost: TurnCost) -> Iterator[dict[str, str]]:
+    """A row a scheduler."""
+    cell = made_cell(point, seed, base, cost)
+    place = place_of(cell.sessions, cell.cluster, cell.workers, cost)
     for name in SCHEDULERS:
-        found, _ = play(sessions, small, name, workers=workers, seed=seed)
+        found, _ = play(cell.sessions, cell.cluster, name, workers=cell.workers, seed=seed)
         row: dict[str, object] = {
             **{f"asked_{key}": value for key, value in asdict(point).items()},
             **asdict(place),
