@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scripts.fault_matrix import PAGE, with_matrix
+from tests.faults.page import PAGE, with_matrix
 
 
 def test_the_page_is_current() -> None:
     page = PAGE.read_text("utf-8")
-    assert with_matrix(page) == page, "python -m scripts.fault_matrix"
+    assert with_matrix(page) == page, "python -m tests.faults.page"

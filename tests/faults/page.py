@@ -1,7 +1,7 @@
 """The fault matrix of docs/faults.md, from the tests that rehearse each fault.
 
-python -m scripts.fault_matrix          writes the table into the page
-python -m scripts.fault_matrix --check  exit status 1 if the page is not current
+python -m tests.faults.page          writes the table into the page
+python -m tests.faults.page --check  exit status 1 if the page is not current
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs/faults.md"
+from tests.faults import matrix as found
+
+PAGE = Path(__file__).parents[2] / "docs/faults.md"
 BEGIN, END = "<!-- fault matrix: begin -->\n", "<!-- fault matrix: end -->\n"
 MODULES = ("test_engines", "test_clients", "test_network", "test_simulated")
 
 
 def matrix() -> str:
     """The table, in the order of the modules and of the tests in them."""
-    from tests.faults import matrix as found
-
     for module in MODULES:
         import_module(f"tests.faults.{module}")
     order = {f"tests.faults.{name}": place for place, name in enumerate(MODULES)}
@@ -37,7 +37,7 @@ def main() -> None:
     page = PAGE.read_text("utf-8")
     current = with_matrix(page)
     if "--check" in sys.argv[1:]:
-        sys.exit(0 if current == page else "docs/faults.md is old: python -m scripts.fault_matrix")
+        sys.exit(0 if current == page else "docs/faults.md is old: python -m tests.faults.page")
     PAGE.write_text(current, "utf-8")
 
 
