@@ -55,9 +55,9 @@ def plan(
 
     Without --workers or --rate, sessions arrive as the trace recorded them.
     """
+    from cli.plan_report import head, row, write
     from harness.models import find_model
     from harness.planning.candidates import Offer, lines_of
-    from harness.planning.render import head, row, write
     from harness.planning.search import Simulated, search
     from harness.saturation import parse_goal
     from results.metrics import BY_TAG

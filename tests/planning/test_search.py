@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsched import UsageError
+from cli.plan_report import data, text, write
 from harness.models import find_model
 from harness.planning.candidates import Line, Offer, lines_of
-from harness.planning.render import data, text, write
 from harness.planning.search import Load, Probe, Simulated, met, search, slack
 from harness.saturation import Goal
 from tests.cli.command import agentsched, tiny_trace
