@@ -111,7 +111,7 @@ def _models() -> None:
     rows = [
         (
             model.name,
-            f"{model.params_b:g} B",
+            f"{model.params_b:g} B" if model.params_b >= 0.1 else f"{model.params_b * 1e3:.3g} M",
             f"{model.weights_gib:g} GiB",
             f"{model.kv.bytes_per_token / 1024:,.1f} KiB",
             f"{model.context_limit:,}",

@@ -55,7 +55,8 @@ class _Commands(TyperGroup):
             if ctx.params.get("debug"):
                 console.print_traceback()
             where = f"{error.filename}: " if error.filename else ""
-            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            remedy = "check the path, your permission for it, and free disk space"
+            console.print_error(AgentschedError(f"{where}{error.strerror or error}", remedy))
             raise typer.Exit(1) from None
 
 

@@ -127,9 +127,11 @@ def verify_log(
     path: Annotated[Path, typer.Argument(metavar="EVENTS.jsonl", help="From serve --event-log.")],
 ) -> None:
     """Feed an event log into a fresh control plane and compare every decision."""
-    from agentsched import AgentschedError
+    from agentsched import AgentschedError, InputError
     from harness.live.eventlog import verify
 
+    if not path.exists():
+        raise InputError("no such file", "give the file that `--event-log` named", file=path)
     count, difference = verify(path)
     if difference is not None:
         raise AgentschedError(

@@ -213,6 +213,13 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
                 old.get(key), new.get(key), f"{where}.{key}" if where else str(key)
             )
         ]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [
+            line
+            for index, (before, after) in pairs
+            for line in differences(before, after, f"{where}.{index}" if where else str(index))
+        ]
     return [] if old == new else [f"{where or 'spec'}: {_short(old)} -> {_short(new)}"]
 
 

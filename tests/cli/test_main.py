@@ -84,6 +84,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
         (["list", "nope"], ["'nope' is not one of"]),
         (["list", "models", "nope"], ["no model `nope`"]),
         (["trace", "validate", "none.jsonl"], ["none.jsonl: cannot be read"]),
+        (["verify-log", "none.jsonl"], ["none.jsonl: no such file", "  try: "]),
         (["report"], ["Missing argument"]),
     ],
 )
@@ -96,6 +97,12 @@ def test_wrong_usage_ends_with_2_and_a_reason(
     for word in words:
         assert word in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_the_system_refuses_comes_with_a_remedy(tmp_path: Path) -> None:
+    done = agentsched("verify-log", tmp_path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path}: Is a directory\n  try: check the path")
 
 
 def test_a_spec_cannot_run_code(tmp_path: Path) -> None:

@@ -297,6 +297,8 @@ def test_differences_of_nested_specs() -> None:
     assert differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 2}) == []
     assert differences({"a": 1}, {"b": 1}) == ["a: 1 -> null", "b: null -> 1"]
     assert differences({"a": {"b": 1}}, {"a": 5}) == ['a: {"b": 1} -> 5']
+    assert differences({"a": [{"b": 1}, 7]}, {"a": [{"b": 2}, 7]}) == ["a.0.b: 1 -> 2"]
+    assert differences({"a": [1]}, {"a": [1, 2]}) == ["a: [1] -> [1, 2]"]
 
 
 def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
