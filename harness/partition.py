@@ -128,7 +128,7 @@ class PartitionedPlane:
 
     Args:
         schedulers: one for each gateway.
-        progress, log: as of `ControlPlane`.
+        progress, log, max_wait_s: as of `ControlPlane`.
     """
 
     def __init__(
@@ -138,6 +138,8 @@ class PartitionedPlane:
         progress: Callable[[int, int], int],
         log: Callable[[DecisionRecord], None] | None = None,
         split: Split = "shares",
+        *,
+        max_wait_s: float | None = None,
     ) -> None:
         count = len(schedulers)
         self._names = [f"gateway-{i}" for i in range(count)]
@@ -147,7 +149,7 @@ class PartitionedPlane:
             return lambda attempt, now: progress(attempt * count + gateway, now)
 
         self.planes = [
-            ControlPlane(scheduler, part, progress_of(i), log)
+            ControlPlane(scheduler, part, progress_of(i), log, max_wait_s=max_wait_s)
             for i, (scheduler, part) in enumerate(zip(schedulers, self._replicas, strict=True))
         ]
         self._has = [{r.id for r in part} for part in self._replicas]

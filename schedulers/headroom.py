@@ -480,9 +480,8 @@ class Headroom(AdmissionScheduler):
         if not cluster.waiting:
             self._kept_for = None
             return
-        pool = [
-            s for s in cluster.sessions.values() if s.waiting and s.home is None and not s.in_flight
-        ]
+        # One that has a home waits too, if the turn came while another of its turns was running.
+        pool = [s for s in cluster.sessions.values() if s.waiting and not s.in_flight]
         self._kept_for = None
         for session in sorted(pool, key=lambda one: self._rank(one, now)):
             target = self._place(session, now, cluster)

@@ -111,7 +111,8 @@ def simulate(
     if more_gateways:
         split: Split = "replicas" if settings.gateway_split == "replicas" else "shares"
         schedulers = [scheduler, *more_gateways]
-        plane = PartitionedPlane(schedulers, replicas, progress_of, log, split)
+        limit_s = settings.max_wait_s
+        plane = PartitionedPlane(schedulers, replicas, progress_of, log, split, max_wait_s=limit_s)
     else:
         plane = ControlPlane(scheduler, replicas, progress_of, log, max_wait_s=settings.max_wait_s)
     limit = settings.context_limit or cluster.model.context_limit

@@ -47,6 +47,23 @@ def test_what_does_not_fit_waits_and_gets_in_when_a_session_ends() -> None:
     assert [d.turn.session for d in done if isinstance(d, Dispatch)] == ["b"]
 
 
+def test_a_turn_held_beside_another_of_its_session_gets_in() -> None:
+    """The session keeps its home meanwhile, and must not be forgotten for that."""
+    one = driver("r0")
+    one.place("b", text(("b", 6000)))
+    one.first_token("b")
+    one.place("a", text(("a", 2000)))
+    one.first_token("a")
+    held = one.arrive("a", text(("a", 5000)))  # 6000 + 5000 tokens do not fit 10,000
+    assert not [d for d in held if isinstance(d, Dispatch)]
+    one.finish("a")
+    one.finish("b")
+    one.close("b")
+    done = one.advance(1)
+    in_flight = {d.turn.session for d in done if isinstance(d, Dispatch)}
+    assert in_flight == {"a"} or one.view.sessions["a"].in_flight
+
+
 def test_old_sessions_go_by_turns_done() -> None:
     one = driver("r0", young_turns=1)
     for _ in range(3):
