@@ -195,8 +195,7 @@ class Batcher:
             tokens, line = sequence.tokens, sequence.line
             match = NO_MATCH
             if cache.caching:
-                for writer in self._overlap.writers(line):
-                    self._fill_written(writer, 0 if self.in_flight_ps < 0 else 1)
+                self._fill_writers(sequence)
                 match = cache.match(line, (tokens - 1) // size)
             computed = match.blocks * size
             if self._replay and computed:
@@ -302,6 +301,7 @@ class Batcher:
         if -(-needed // self._size) - holding.blocks > self.cache.free:
             return False
         self.ready.popleft()
+        self._fill_writers(sequence)
         self._start(sequence, sequence.computed)
         self._overlap.enter(sequence)
         self._extend(sequence, new)
@@ -464,6 +464,11 @@ class Batcher:
         for sequence in self.running.values():
             if sequence.grouped:
                 self._fill_written(sequence, 1 if late else 0)
+
+    def _fill_writers(self, reader: Sequence) -> None:
+        """While a step is composed: hash what the group has written of the text of `reader`."""
+        for writer in self._overlap.writers(reader.line):
+            self._fill_written(writer, 0 if self.in_flight_ps < 0 else 1)
 
     def _fill_written(self, sequence: Sequence, unfed: int) -> None:
         if sequence.grouped:

@@ -156,6 +156,9 @@ class Engine:
     def loaded(self, request_id: int, now: int) -> None:
         """The KV that a `loading` event asked for has come. Requests that are gone are ignored."""
         self._catch_up()
+        if request_id in self._batcher.loading:
+            # Copies of its blocks that others have written by now were hashed first.
+            self._batcher.observe(in_step=self._batch is not None)
         if self._batcher.loaded(request_id):
             self._disturb(now)
 
