@@ -355,7 +355,10 @@ def _notes(
     )
     yield (
         "A gap is beyond its noise if the seeds of one scheduler all lie on one side of the "
-        "other's. Agents send their replies rewritten, as new text."
+        "other's. Agents send their replies rewritten, as new text. "
+        "The replay sends them as the user's text, so that to a gateway every turn is a first one, "
+        "which SMetric balances; the simulator counts them as replies. Its hit rates differ for "
+        "that reason."
     )
     yield (
         "vLLM never composes steps ahead on CPUs (`vllm/platforms/cpu.py` turns asynchronous "
