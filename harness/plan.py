@@ -321,6 +321,12 @@ def _live(spec: RunSpec, sim: SimSettings) -> tuple[LiveSettings | None, Any]:
     from harness.live.settings import LiveSettings
 
     live = settings_from(spec, ("live",), LiveSettings, spec.live)
+    if sim.gateways > 1:
+        raise spec.error(
+            ("sim", "gateways"),
+            "several gateways are simulated only",
+            "use `sim`, or leave it out",
+        )
     if spec.engine == "emulator":
         if live.urls:
             raise spec.error(

@@ -42,3 +42,34 @@ def percentile(values: list[float] | list[int], percent: float) -> float:
     ordered = sorted(values)
     rank = max(0, -(-len(ordered) * percent // 100) - 1)
     return float(ordered[int(rank)])
+
+
+SATURATED_SHARE = 0.05
+SATURATED_MS = 5.0
+"""A client whose event loop is late (99th percentile) by more than 5 % of the mean time to first
+token, and by more than 5 ms, was the bottleneck. Our choice: what one would still believe."""
+
+
+def client_problems(
+    ttft_mean_ms: float, loop_lag_ms: float, dispatch_lag_ms: float, wrong_length: int, turns: int
+) -> list[str]:
+    """Why a replay must not be used, as far as its client can tell; empty if it can be.
+
+    Args:
+        loop_lag_ms, dispatch_lag_ms: 99th percentiles of how late the client's event loop ran, and
+            its turns were sent.
+        wrong_length: answers of another length than the trace has, among `turns`.
+    """
+    limit = max(SATURATED_MS, SATURATED_SHARE * ttft_mean_ms)
+    found = [
+        f"the client was the bottleneck: its {name} was {lag:.1f} ms late at the 99th percentile, "
+        f"the limit is {limit:.1f} ms"
+        for name, lag in (("event loop", loop_lag_ms), ("dispatch", dispatch_lag_ms))
+        if lag > limit
+    ]
+    if wrong_length:
+        found.append(
+            f"{wrong_length} of {turns} answers had another length than the trace: "
+            "the engine does not honour ignore_eos and min_tokens"
+        )
+    return found

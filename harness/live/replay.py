@@ -74,6 +74,11 @@ class ReplayCounts:
     """From when a turn was due to when it was sent."""
     ttfts_ns: list[int] = field(default_factory=list)
 
+    @property
+    def ttft_mean_ms(self) -> float:
+        """0 before any first token."""
+        return sum(self.ttfts_ns) / len(self.ttfts_ns) / 1e6 if self.ttfts_ns else 0.0
+
 
 class Replayer:
     """Plays sessions against one endpoint.

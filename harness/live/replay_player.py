@@ -9,15 +9,10 @@ from dataclasses import dataclass, replace
 
 from harness.live.daemon import calm_collector
 from harness.live.http_client import HttpClient
-from harness.live.lag import LagProbe, percentile
+from harness.live.lag import LagProbe, client_problems, percentile
 from harness.live.parts import Played, Stage
-from harness.live.replay import ReplayCounts, Replayer, ReplaySettings
+from harness.live.replay import Replayer, ReplaySettings
 from workloads.model import Session
-
-SATURATED_SHARE = 0.05
-SATURATED_MS = 5.0
-"""A client whose event loop is late (99th percentile) by more than 5 % of the mean time to first
-token, and by more than 5 ms, was the bottleneck. Our choice: what one would still believe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +64,9 @@ class ReplayPlayer:
         counts = replayer.counts
         lag = probe.percentile(99) * self.speed
         dispatch = percentile(counts.dispatch_lags_ns, 99) / 1e6
+        problems = client_problems(
+            counts.ttft_mean_ms, lag, dispatch, counts.wrong_length, counts.turns
+        )
         return Played(
             makespan,
             {"client.wrong_length": counts.wrong_length},
@@ -81,22 +79,8 @@ class ReplayPlayer:
                 "client_cpu_s": _cpu_s() - cpu,
                 "client_peak_in_flight": counts.peak_in_flight,
             },
-            bottleneck(counts, lag, dispatch),
+            problems[0] if problems else None,
         )
-
-
-def bottleneck(counts: ReplayCounts, loop_lag_ms: float, dispatch_lag_ms: float) -> str | None:
-    """Why the client's own lateness spoils the figures; None if it does not."""
-    ttfts = counts.ttfts_ns
-    mean_ms = sum(ttfts) / len(ttfts) / 1e6 if ttfts else 0.0
-    limit = max(SATURATED_MS, SATURATED_SHARE * mean_ms)
-    for name, lag in (("event loop", loop_lag_ms), ("dispatch", dispatch_lag_ms)):
-        if lag > limit:
-            return (
-                f"the client was the bottleneck: its {name} was {lag:.1f} ms late at the 99th "
-                f"percentile, the limit is {limit:.1f} ms"
-            )
-    return None
 
 
 def _cpu_s() -> float:

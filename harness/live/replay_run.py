@@ -14,17 +14,12 @@ from agentsched import AgentschedError
 from harness.live.clock import LoopClock
 from harness.live.daemon import calm_collector, stop_event
 from harness.live.http_client import HttpClient
-from harness.live.lag import LagProbe, percentile
+from harness.live.lag import LagProbe, client_problems, percentile
 from harness.live.polling import get
 from harness.live.replay import Replayer, ReplaySettings
 from harness.live.wire import Request
 from harness.sim.driver import Recorder
 from workloads.model import Session
-
-SATURATED_SHARE = 0.05
-SATURATED_MS = 5.0
-"""A client whose event loop is late (99th percentile) by more than 5 % of the mean time to first
-token, and by more than 5 ms, was the bottleneck. Our choice: what one would still believe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +48,15 @@ class ReplaySummary:
     @property
     def problems(self) -> list[str]:
         """Why the result must not be used; empty if it can be."""
-        found: list[str] = []
-        limit = max(SATURATED_MS, SATURATED_SHARE * self.ttft_mean_ms)
-        for name, lag in (
-            ("event loop", self.loop_lag_p99_ms),
-            ("dispatch", self.dispatch_lag_p99_ms),
-        ):
-            if lag > limit:
-                found.append(
-                    f"the client was the bottleneck: its {name} was {lag:.1f} ms late at the 99th "
-                    f"percentile, the limit is {limit:.1f} ms"
-                )
+        found = client_problems(
+            self.ttft_mean_ms,
+            self.loop_lag_p99_ms,
+            self.dispatch_lag_p99_ms,
+            self.wrong_length,
+            self.turns,
+        )
         if self.workers is not None and self.peak_active < self.workers:
             found.append(f"only {self.peak_active} of {self.workers} workers were ever active")
-        if self.wrong_length:
-            found.append(
-                f"{self.wrong_length} of {self.turns} answers had another length than the trace: "
-                "the engine does not honour ignore_eos and min_tokens"
-            )
         return found
 
     @property
@@ -203,7 +189,7 @@ def _summary(
         workers=workers,
         peak_active=counts.peak_active,
         peak_in_flight=counts.peak_in_flight,
-        ttft_mean_ms=sum(ttfts) / len(ttfts) / 1e6 if ttfts else 0.0,
+        ttft_mean_ms=counts.ttft_mean_ms,
         ttft_p99_ms=percentile(ttfts, 99) / 1e6,
         loop_lag_p50_ms=probe.percentile(50),
         loop_lag_p99_ms=probe.percentile(99),

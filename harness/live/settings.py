@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.live.parts import Role
-
-ROLES: tuple[Role, ...] = ("mixed", "prefill", "decode")
-
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.live.lag import client_problems
 from results.store import load_run
 from workloads.model import Session, ToolCall, TurnSpec
 from workloads.trace import write_trace
@@ -92,6 +93,16 @@ def test_on_a_virtual_clock_a_run_has_the_times_of_the_simulator(
             assert mine[column].tolist() == theirs[column].tolist(), (cell, column)
 
 
+def test_a_client_that_spoils_its_figures_is_named() -> None:
+    # Limits: 5 % of 200 ms is 10 ms; of 20 ms it is 1 ms, below the 5 ms that always pass.
+    assert client_problems(200.0, 10.0, 10.0, 0, 12) == []
+    assert client_problems(20.0, 5.0, 0.0, 0, 12) == []
+    late, unsent, other = client_problems(20.0, 5.1, 6.0, 3, 12)
+    assert "event loop was 5.1 ms late" in late
+    assert "dispatch was 6.0 ms late" in unsent
+    assert "3 of 12 answers had another length" in other
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -99,6 +110,7 @@ def test_on_a_virtual_clock_a_run_has_the_times_of_the_simulator(
         (["--set", "live.speed=2"], "unknown field `speed`"),
         (["--set", "live.time_scale=0"], "time_scale must be above 0"),
         (["--router", "nothing-such"], "nothing-such"),
+        (["--set", "sim.gateways=2"], "several gateways are simulated only"),
     ],
 )
 def test_wrong_live_settings_are_named(

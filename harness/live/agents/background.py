@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.live.http_client import HttpClient
-from harness.live.lag import percentile
+from harness.live.lag import client_problems, percentile
 from harness.live.parts import Stage
 from harness.live.replay import Replayer, ReplaySettings
-from harness.live.replay_player import bottleneck
 from results.writer import CellWriter
 from workloads.model import Session
 
@@ -82,10 +81,10 @@ class Background:
         await self._hang_up()
         counters = {**self.counters(), "client.wrong_length": float(counts.wrong_length)}
         lag = percentile(counts.dispatch_lags_ns, 99) / 1e6
-        late = bottleneck(counts, 0.0, lag)
+        problems = client_problems(counts.ttft_mean_ms, 0.0, lag, counts.wrong_length, counts.turns)
         facts = {**self.facts, "client": "replay", "front": "beside agents"}
-        if late is not None:
-            facts["invalid"] = late
+        if problems:
+            facts["invalid"] = problems[0]
         await asyncio.to_thread(
             writer.finish, makespan, counters, facts, {"dispatch_lag_p99_ms": lag}
         )
