@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.control.prefix_index import PrefixIndex
+from harness.control.prefix_index import IDLE_LIMIT, PrefixIndex
 from harness.control.records import Attempt, Capacity, ReplicaState, SessionState
 from schedulers import events as ev
 from schedulers.pools import prefillers_of, serving_of
@@ -29,10 +29,14 @@ class Ledger:
     Args:
         replicas: in configured order; ids must be unique.
         progress: output tokens an attempt has streamed by a time, asked of the driver.
+        idle_texts: texts of closed sessions remembered (`PrefixIndex`).
     """
 
     def __init__(
-        self, replicas: Sequence[ReplicaConfig], progress: Callable[[int, int], int]
+        self,
+        replicas: Sequence[ReplicaConfig],
+        progress: Callable[[int, int], int],
+        idle_texts: int = IDLE_LIMIT,
     ) -> None:
         self.now = 0
         self._progress = progress
@@ -46,7 +50,7 @@ class Ledger:
         self.undecided: dict[str, None] = {}
         """Waiting turns that the policy has not yet said anything about."""
         self.attempts: dict[int, Attempt] = {}
-        self.prefixes = PrefixIndex()
+        self.prefixes = PrefixIndex(idle_texts)
 
     def record(self, event: ev.Event) -> None:
         """Bring the records up to date with the event."""

@@ -14,6 +14,7 @@ from agentsched import AgentschedError, SchedulerError
 from harness.control.facade import facade, tampering
 from harness.control.ledger import Ledger, ReplicaConfig
 from harness.control.operations import Cancel, Dispatch, Operation, Refuse
+from harness.control.prefix_index import IDLE_LIMIT
 from harness.control.records import Attempt, ReplicaState, SessionState
 from results.records import DecisionRecord
 from schedulers import events as ev
@@ -53,6 +54,7 @@ class ControlPlane:
         max_wait_s: a turn that has waited this long is sent on, whatever the policy says, as soon
             as a replica is up: to its session's home, else where the fewest turns are. None: it
             waits as long as the policy likes.
+        idle_texts: texts of closed sessions remembered (`PrefixIndex`).
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ControlPlane:
         log: Callable[[DecisionRecord], None] | None = None,
         *,
         max_wait_s: float | None = None,
+        idle_texts: int = IDLE_LIMIT,
     ) -> None:
         self.scheduler = scheduler
         self.forced_admissions = 0
@@ -71,7 +74,7 @@ class ControlPlane:
         self._alarm = -1
         self._forced: dict[str, str] = {}
         """Turns sent on in spite of the policy, and their sessions: it may not have noticed."""
-        self.ledger = Ledger(replicas, progress)
+        self.ledger = Ledger(replicas, progress, idle_texts)
         self._view = facade(self.ledger)
         self.capacities = {replica.id: replica.capacity.usable for replica in replicas}
         self._log = log

@@ -14,6 +14,8 @@ from schedulers.types import PromptRef
 
 _Key = tuple[int, int, str]
 _ROOT = 0
+IDLE_LIMIT = 20_000
+"""Our choice: some 13 MB."""
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class PrefixIndex:
     than `idle_limit` such nodes exist, longest idle dropped first.
     """
 
-    def __init__(self, idle_limit: int = 20_000) -> None:
+    def __init__(self, idle_limit: int = IDLE_LIMIT) -> None:
         self._nodes: dict[_Key, _Node] = {}
         self._idle: OrderedDict[_Key, None] = OrderedDict()
         self._used_by: dict[str, set[_Key]] = {}

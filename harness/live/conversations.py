@@ -85,6 +85,11 @@ class Conversations:
         if conversation is not None:
             conversation.reply = _hash(reply)
 
+    def forget(self, node: int) -> None:
+        """The text of that node is not known any more: nothing can be found to continue it."""
+        for session in list(self._at_node.get(node, ())):
+            self._leave(session)
+
     def _leave(self, session: str) -> None:
         old = self._by_session.pop(session, None)
         if old is not None:

@@ -51,11 +51,16 @@ class EmulatorSettings:
     """Serve /v1/messages and /v1/responses too, as vLLM does, and list them in /openapi.json."""
 
 
+KNOWN_BRANCHES = 100_000
+"""Texts told apart at once, so that an emulator may run for days. Our choice: several times what
+the largest caches hold."""
+
+
 class SharedTexts:
     """What the replicas of one emulator have in common: text is named the same at all of them."""
 
     def __init__(self, block_size: int) -> None:
-        self.contents = ContentIndex(block_size)
+        self.contents = ContentIndex(block_size, KNOWN_BRANCHES)
         self.tree = TextTree(TokenRatio(float(BYTES_PER_TOKEN)))
 
     def tokens(self, pieces: Sequence[Piece]) -> int:

@@ -18,6 +18,7 @@ from agentsched import InputError
 from harness.control.ledger import ReplicaConfig
 from harness.control.operations import Cancel, Dispatch, Operation, Refuse
 from harness.control.plane import ControlPlane
+from harness.control.prefix_index import IDLE_LIMIT
 from harness.control.records import Capacity
 from schedulers import events as ev
 from schedulers import registry
@@ -44,6 +45,7 @@ class EventLog:
         replicas: list[ReplicaConfig],
         *,
         max_wait_s: float | None = None,
+        idle_texts: int = IDLE_LIMIT,
     ) -> None:
         self._stream = stream
         self._flushed = 0
@@ -56,6 +58,7 @@ class EventLog:
             "seed": seed,
             "replicas": [_replica_json(replica) for replica in replicas],
             "max_wait_s": max_wait_s,
+            "idle_texts": idle_texts,
         }
         self._stream.write(orjson.dumps(head) + b"\n")
 
@@ -107,6 +110,7 @@ def verify(path: Path) -> tuple[int, Difference | None]:
         [_replica(replica) for replica in head["replicas"]],
         progress=lambda attempt, now: answers.pop(0)[1] if answers else 0,
         max_wait_s=head.get("max_wait_s"),
+        idle_texts=head.get("idle_texts", IDLE_LIMIT),
     )
     solves: dict[int, Solve] = {}
     count = 0

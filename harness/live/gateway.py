@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from harness.control.prefix_index import IDLE_LIMIT
 from harness.live.anthropic_api import CountTokens, Messages, PassedMessages
 from harness.live.conversations import Conversations
 from harness.live.dialect import JSON_TYPE, Dialect, Reading, RequestError, decode_body, encode
@@ -16,7 +17,7 @@ from harness.live.openai_chat import ChatCompletions, Completions
 from harness.live.polling import Poller
 from harness.live.relay import Relay
 from harness.live.responses_api import PassedResponses, Responses
-from harness.live.texts import Node, TextTree, TokenRatio, correct, runs_of
+from harness.live.texts import TEXT_LIMIT, Node, TextTree, TokenRatio, correct, runs_of
 from harness.live.wire import Exchange, Headers, Receiver, Request, Sender
 from schedulers.types import PromptRef, Usage
 
@@ -34,7 +35,7 @@ class GatewaySettings:
     """Until engines have reported usage. Our choice, a common rule of thumb."""
     learn_ratio: bool = True
     """Correct the bytes per token by what engines report (ThunderAgent's EWMA)."""
-    text_bytes: int = 256 << 20
+    text_bytes: int = TEXT_LIMIT
     """Text kept to find prompts that begin alike; least recently used text goes first."""
     sessions_per_key: int | None = None
     """Sessions that the holder of one token may have open; None: any number."""
@@ -43,6 +44,12 @@ class GatewaySettings:
     passed: frozenset[str] = frozenset()
     """Paths among /v1/messages and /v1/responses that the engines serve themselves: passed
     through. The others are translated to chat completions."""
+
+    @property
+    def idle_texts(self) -> int:
+        """Texts of closed sessions whose places are remembered: as many less than usual as less
+        text is kept, since text that was dropped is never found again."""
+        return min(IDLE_LIMIT, max(1, IDLE_LIMIT * self.text_bytes // TEXT_LIMIT))
 
 
 class Observer(Protocol):
@@ -78,7 +85,9 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.ratio = TokenRatio(self.settings.bytes_per_token)
-        self.texts = TextTree(self.ratio, text_limit=self.settings.text_bytes)
+        self.texts = TextTree(
+            self.ratio, text_limit=self.settings.text_bytes, dropped=self.conversations.forget
+        )
         if not self.dialects:
             self.dialects = default_dialects(self.settings)
         self._by_path = {dialect.path: dialect for dialect in self.dialects}

@@ -45,7 +45,7 @@ from schedulers.base import Scheduler
 from schedulers.views import Role
 
 READY_POLL_S = 0.5
-DECISIONS_KEPT = 10_000
+DECISIONS_KEPT = 5_000
 """Newest decisions that the admin port shows."""
 
 
@@ -197,6 +197,7 @@ class ServedGateway:
                 progress,
                 self._decided,
                 max_wait_s=self.settings.max_wait_s,
+                idle_texts=self.settings.gateway.idle_texts,
             ),
             clock,
             self._planner,
@@ -288,6 +289,7 @@ class ServedGateway:
             policy.seed,
             replicas,
             max_wait_s=self.settings.max_wait_s,
+            idle_texts=self.settings.gateway.idle_texts,
         )
 
     def _decided(self, record: DecisionRecord) -> None:

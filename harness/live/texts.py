@@ -9,7 +9,7 @@ growing segment, and agents that share their first messages share a first run.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from schedulers.types import PromptRun
 
 SHARED_BYTES = 16
 """A piece that begins like another, by at least this much, shares what they have in common."""
+TEXT_LIMIT = 256 << 20
+"""Bytes of text kept. Our choice."""
 
 
 class Piece(NamedTuple):
@@ -76,12 +78,18 @@ class TextTree:
             counts equally.
         text_limit: bytes of text kept to find pieces that begin alike.
         node_limit: pieces kept.
+        dropped: is given the number of each piece that is dropped.
     """
 
     def __init__(
-        self, ratio: TokenRatio, *, text_limit: int = 256 << 20, node_limit: int = 500_000
+        self,
+        ratio: TokenRatio,
+        *,
+        text_limit: int = TEXT_LIMIT,
+        node_limit: int = 500_000,
+        dropped: Callable[[int], None] | None = None,
     ) -> None:
-        self._ratio = ratio
+        self._ratio, self._dropped = ratio, dropped
         self._text_limit, self._node_limit = text_limit, node_limit
         self._nodes: OrderedDict[tuple[int, bytes], Node] = OrderedDict()
         self._similar: dict[tuple[int, str], list[tuple[int, bytes]]] = {}
@@ -188,6 +196,8 @@ class TextTree:
         while len(self._nodes) > self._node_limit or self._text_bytes > self._text_limit:
             key, node = self._nodes.popitem(last=False)
             self._text_bytes -= len(node.text)
+            if self._dropped is not None:
+                self._dropped(node.number)
             start = _start_of(node)
             similar = self._similar.get(start)
             if similar is not None and key in similar:

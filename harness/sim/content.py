@@ -39,13 +39,16 @@ class ContentIndex:
 
     Args:
         block_size: tokens per KV block.
+        limit: branches known at once; the longest unused is forgotten, and its text is new when
+            it comes again. None: any number.
     """
 
-    def __init__(self, block_size: int = 16) -> None:
+    def __init__(self, block_size: int = 16, limit: int | None = None) -> None:
         if block_size < 1:
             raise UsageError("block size must be at least 1 token", "set `block_size` to 1 or more")
         self.block_size = block_size
         self._branches: dict[tuple[int, int, str], int] = {}
+        self._limit, self._last = limit, ROOT
 
     def intern(self, segments: Iterable[tuple[str, int]]) -> Line:
         """The line of a text given as (segment id, tokens): that many first tokens of the segment.
@@ -77,7 +80,15 @@ class ContentIndex:
 
     def _branch(self, parent: int, taken: int, segment: str) -> int:
         key = (parent, taken, segment)
-        found = self._branches.get(key)
+        if self._limit is None:
+            found = self._branches.get(key)
+        else:  # last: the first one is the longest unused
+            found = self._branches.pop(key, None)
+            if found is not None:
+                self._branches[key] = found
         if found is None:
-            found = self._branches[key] = len(self._branches) + 1
+            self._last += 1
+            found = self._branches[key] = self._last
+            if self._limit is not None and len(self._branches) > self._limit:
+                del self._branches[next(iter(self._branches))]
         return found

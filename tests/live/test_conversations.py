@@ -70,3 +70,15 @@ def test_a_failed_request_that_is_sent_again() -> None:
     assert known.find(path, [], lambda session: True) is None  # a twin, not a second try
     known.replied("a", "run ls")
     assert known.find(path, [], never_busy) is None  # the same task, begun anew
+
+
+def test_a_conversation_goes_with_its_text() -> None:
+    known = Conversations()
+    # Two texts of 20 bytes fit; the third pushes the first one out.
+    texts = TextTree(TokenRatio(), text_limit=40, dropped=known.forget)
+    path = texts.walk([Piece("user", "one task, twenty by.")])
+    known.arrived("a", path)
+    known.arrived("b", texts.walk([Piece("user", "another task, 20 by.")]))
+    assert known.find(path, [], never_busy) == "a"
+    known.arrived("c", texts.walk([Piece("user", "a third task, 20 by.")]))
+    assert known.find(path, [], never_busy) is None

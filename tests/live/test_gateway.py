@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.live import eventlog
 from harness.live.emulated_answers import ScriptLine
+from harness.live.gateway import GatewaySettings
 from harness.live.http_server import Limits
 from schedulers.tool_commands import StatedTime, stated_time
 from tests.live.rig import chat, get, post, rig, run
@@ -211,6 +212,32 @@ def test_the_event_log_replays_to_the_same_operations(tmp_path: Path) -> None:
     _, difference = eventlog.verify(log)
     assert difference is not None
     assert difference.line == at + 1
+
+
+def test_little_text_memory_bounds_all_that_is_kept(tmp_path: Path) -> None:
+    """Sessions that have ended, many of them, and a log that still leads to the same decisions."""
+    log = tmp_path / "events.jsonl"
+    gateway = GatewaySettings(text_bytes=32 << 10)
+    assert gateway.idle_texts == 2  # 20,000 x 32 KiB / 256 MiB = 2.4
+
+    async def test() -> None:
+        async with rig(scheduler="cache-aware", gateway=gateway, event_log=log) as r:
+            for index in range(40):
+                unnamed = {"x-session-id": f"s{index}"} if index % 2 else {}
+                text = f"task {index} " + "word " * 400  # 2 kB
+                got = await post(r.client, CHAT, chat(text), unnamed)
+                assert got.status == 200
+                if index % 2:
+                    await post(r.admin, f"/sessions/s{index}/release", {})
+            served = r.served.gateway
+            assert len(served.texts._nodes) <= 35
+            assert len(served.conversations._by_session) <= 16  # 32 kB hold no more
+            assert len(r.served.driver.plane.ledger.prefixes._nodes) <= 4
+
+    run(test)
+    count, difference = eventlog.verify(log)
+    assert difference is None
+    assert count > 80
 
 
 def test_prometheus_and_replica_pages() -> None:
