@@ -5,7 +5,7 @@ Token counts are those of the trace's own tokenizer; durations are seconds.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -106,16 +106,16 @@ class PromptBuilder:
     """Names the text of each turn so that equal names mean equal text.
 
     An append-only session is one growing segment. A prompt that drops or cuts what it had opens a
-    new segment after the cut. It holds the earlier replies that end within what it keeps, and that
-    of the turn it keeps if it keeps that turn's whole prompt: the reply may come back rewritten
-    (without its reasoning), as part of the new tokens.
+    new segment after the cut. It holds the earlier replies that begin within what it keeps, and
+    that of the turn it keeps if it keeps that turn's whole prompt and goes on: the reply may come
+    back rewritten (without its reasoning), as the first of the new tokens.
     """
 
     session: Session
     bytes_per_token: float = 4.0
     _lines: list[tuple[Segment, ...]] = field(default_factory=list)
     _replies: list[tuple[int, ...]] = field(default_factory=list)
-    """For each turn, where the earlier replies in its prompt end, in tokens, ascending."""
+    """For each turn, where the earlier replies in its prompt begin, in tokens, ascending."""
 
     def prompts(self) -> Iterator[Prompt]:
         """One Prompt a turn, in order."""
@@ -132,7 +132,7 @@ class PromptBuilder:
             line = self._lines[turn.kept_turn]
             base = _cut(line, turn.kept_tokens)
             whole = turn.kept_turn == index - 1 and turn.kept_tokens == _tokens(line)
-            replies = self._kept_replies(turn.kept_turn, turn.kept_tokens)
+            replies = self._kept_replies(turn)
         own = base[-1].id if whole else f"{self.session.id}#{index}"
         new_bytes = turn.new_bytes
         if new_bytes is None:
@@ -143,11 +143,14 @@ class PromptBuilder:
         self._replies.append(replies)
         return Prompt(tuple(prompt), own, len(replies))
 
-    def _kept_replies(self, turn: int, tokens: int) -> tuple[int, ...]:
-        ends = self._replies[turn]
-        if tokens >= self.session.turns[turn].prompt_tokens:
-            return (*ends, tokens)
-        return ends[: bisect_right(ends, tokens)]
+    def _kept_replies(self, turn: TurnSpec) -> tuple[int, ...]:
+        assert turn.kept_turn is not None
+        begins = self._replies[turn.kept_turn]
+        reply = self.session.turns[turn.kept_turn].prompt_tokens
+        # A prompt that ends where the reply began is the same prompt once more.
+        if turn.kept_tokens >= reply and turn.prompt_tokens > reply:
+            return (*begins, reply)
+        return begins[: bisect_left(begins, turn.kept_tokens)]
 
 
 def _tokens(line: tuple[Segment, ...]) -> int:

@@ -6,20 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
-from harness.live.dialect import encode
+from harness.live.dialect import decode_body, encode
 from harness.live.lag import percentile
+from harness.live.openai_chat import ChatCompletions
 from harness.live.replay import Replayer, ReplaySettings
 from harness.live.replay_answer import Outcome, StreamedAnswer
 from harness.live.replay_run import ReplaySummary
-from harness.live.replay_texts import SessionText, chat_messages
+from harness.live.replay_texts import SessionText, chat_body, chat_messages
 from harness.live.sse import event_bytes
 from harness.live.wire import Call, Request
 from harness.live.words import words
 from harness.sim.clock import Clock
 from schedulers.types import Usage
 from tests.live.test_virtual_run import Records
-from workloads.model import Segment, Session, ToolCall, TurnSpec
+from tests.oracles.workloads_text import common_prefix, literal_prompts
+from tests.workloads.strategies import families
+from workloads.model import PromptBuilder, Segment, Session, ToolCall, TurnSpec
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
@@ -140,6 +144,56 @@ def test_stretches_of_one_speaker_are_parts_of_one_message() -> None:
     text.answered("abcd")
     [message] = chat_messages(text.prompt(1))
     assert [part["text"] for part in message["content"]] == [words("/s#0", 8), words("/s#1", 5)]
+
+
+def test_a_reply_that_was_not_kept_comes_back_in_other_words() -> None:
+    turns = (
+        TurnSpec(10, 4),
+        TurnSpec(9, 4, kept_turn=0, kept_tokens=10),
+        TurnSpec(3, 4, kept_turn=1, kept_tokens=19),
+        TurnSpec(1, 4, kept_turn=2, kept_tokens=22),
+        TurnSpec(0, 4, kept_turn=3, kept_tokens=23),
+    )
+    text = SessionText(Session("s", turns, "w", "generated"))
+    lengths = []
+    for index in range(len(turns)):
+        lengths.append([(s.role, s.tokens) for s in text.prompt(index)])
+        text.answered("abcd")
+    first = ("user", 10)
+    assert lengths[1] == [first, ("assistant", 4), ("user", 5)]
+    # Room is left for one token of the user's; of one new token, the reply has it.
+    assert lengths[2] == [*lengths[1], ("assistant", 2), ("user", 1)]
+    assert lengths[3] == [*lengths[2], ("assistant", 1)]
+    assert lengths[4] == lengths[3]  # the same prompt once more
+    new = text.prompt(1)[1:]
+    assert "".join(part.text for part in new) == words("/s#1", 9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(families(), strategies.booleans())
+def test_a_gateway_sees_the_replies_and_prefixes_of_the_trace(
+    sessions: list[Session], silent: bool
+) -> None:
+    """As many replies as the simulator counts, and equal text wherever the trace has it."""
+    for session in sessions:
+        text = SessionText(session)
+        replies, spelled = [], []
+        for index, turn in enumerate(session.turns):
+            line = text.prompt(index)
+            body = chat_body("m", line, turn.output_tokens, {})
+            read = ChatCompletions().read(decode_body(body), body)
+            replies.append(len(read.replies))
+            spelled.append("".join(piece.text for piece in read.pieces))
+            text.answered("" if silent else words(f"answer {index}", turn.output_tokens))
+        assert replies == [p.assistant_messages for p in PromptBuilder(session).prompts()]
+        if silent:
+            continue
+        prompts, _ = literal_prompts(session)
+        for i, prompt in enumerate(prompts):
+            assert len(spelled[i]) == 4 * len(prompt)
+            for j in range(i):
+                shared = 4 * common_prefix(prompts[j], prompt)
+                assert spelled[i][:shared] == spelled[j][:shared]
 
 
 class Instant:

@@ -46,9 +46,10 @@ class Records:
 
 
 def workload(seed: int, count: int = 14) -> list[Session]:
-    """Agents with shared beginnings, parallel tools, prompts cut back, sub-agents, equal gaps.
+    """Agents with shared beginnings, parallel tools, prompts cut back, replies rewritten, equal
+    gaps, and sub-agents.
 
-    Cuts keep at least four tokens of an answer: of less, a gateway that reads text sees nothing.
+    Cuts keep at least four tokens of a text: of less, a gateway that reads text sees nothing.
     """
     rng = random.Random(seed)
     sessions: list[Session] = []
@@ -65,13 +66,7 @@ def workload(seed: int, count: int = 14) -> list[Session]:
             kept, kept_tokens = index - 1, 0
             if index:
                 kept = index - 1 if rng.random() < 0.8 else rng.randrange(index)
-                whole = turns[kept].prompt_tokens + turns[kept].output_tokens
-                cut = (
-                    rng.randrange(0, turns[kept].output_tokens - 4)
-                    if (turns[kept].output_tokens > 4 and rng.random() < 0.3)
-                    else 0
-                )
-                kept_tokens = whole - cut
+                kept_tokens = _kept(turns[kept], rng)
             turns.append(
                 TurnSpec(
                     new_tokens=rng.choice((40, 100, 333)),
@@ -90,6 +85,19 @@ def workload(seed: int, count: int = 14) -> list[Session]:
             Session(f"s{number}", tuple(turns), "test", "generated", parent, spawn_turn=spawn)
         )
     return sessions
+
+
+def _kept(turn: TurnSpec, rng: random.Random) -> int:
+    """Tokens that a later turn keeps: all, part of the reply, all but the reply, or less."""
+    whole = turn.prompt_tokens + turn.output_tokens
+    kind = rng.random()
+    if kind < 0.2 and turn.output_tokens > 4:
+        return whole - rng.randrange(0, turn.output_tokens - 4)
+    if kind < 0.4:
+        return turn.prompt_tokens
+    if kind < 0.5:
+        return turn.prompt_tokens - rng.randrange(4, 36)
+    return whole
 
 
 def small_cluster() -> Cluster:

@@ -37,7 +37,7 @@ def common_prefix(one: Sequence[Token], other: Sequence[Token]) -> int:
 
 
 def literal_replies(session: Session) -> list[int]:
-    """Earlier replies in every turn's prompt, counted at its last token."""
+    """Earlier replies in every turn's prompt, counted at their first token."""
     marks: list[list[int]] = []
     counts: list[int] = []
     for turn in session.turns:
@@ -46,8 +46,8 @@ def literal_replies(session: Session) -> list[int]:
             before = session.turns[turn.kept_turn]
             kept = marks[turn.kept_turn][: turn.kept_tokens]
             mark[: len(kept)] = kept
-            if turn.kept_tokens >= before.prompt_tokens:
-                mark[turn.kept_tokens - 1] += 1
+            if turn.kept_tokens >= before.prompt_tokens < turn.prompt_tokens:
+                mark[before.prompt_tokens] += 1
         counts.append(sum(mark))
         marks.append(mark + [0] * turn.output_tokens)
     return counts

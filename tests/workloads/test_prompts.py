@@ -89,23 +89,26 @@ def test_a_cut_prompt_drops_the_replies_behind_the_cut() -> None:
             TurnSpec(10, 4),
             TurnSpec(6, 5, kept_turn=0, kept_tokens=14),
             TurnSpec(2, 3, kept_turn=1, kept_tokens=25),
-            # Replies end at 14 and 25 of turn 2's prompt of 27 tokens: 24 tokens hold the first.
-            TurnSpec(9, 1, kept_turn=2, kept_tokens=24),
-            # 13 tokens cut the only reply left.
-            TurnSpec(9, 1, kept_turn=3, kept_tokens=13),
-            # The whole prompt of 22 tokens is kept, the reply comes back rewritten.
-            TurnSpec(9, 1, kept_turn=4, kept_tokens=22),
+            # Replies begin at 10 and 20 of turn 2's prompt of 27 tokens: 20 tokens hold the first.
+            TurnSpec(9, 1, kept_turn=2, kept_tokens=20),
+            # 10 tokens end where the only reply left began.
+            TurnSpec(9, 1, kept_turn=3, kept_tokens=10),
+            # The whole prompt of 19 tokens is kept, the reply comes back rewritten.
+            TurnSpec(9, 1, kept_turn=4, kept_tokens=19),
+            # The same prompt once more: of 28 tokens, the reply of turn 5 is not in it.
+            TurnSpec(0, 1, kept_turn=5, kept_tokens=28),
             TurnSpec(9, 1),
         ),
         "w",
         "recorded",
     )
-    assert [p.assistant_messages for p in PromptBuilder(session).prompts()] == [0, 1, 2, 1, 0, 1, 0]
+    found = [p.assistant_messages for p in PromptBuilder(session).prompts()]
+    assert found == [0, 1, 2, 1, 0, 1, 1, 0]
 
 
 @settings(max_examples=80, deadline=None)
 @given(families())
-def test_replies_are_those_whose_last_token_is_kept(sessions: list[Session]) -> None:
+def test_replies_are_those_whose_first_token_is_kept(sessions: list[Session]) -> None:
     for session in sessions:
         held = literal_replies(session)
         assert [p.assistant_messages for p in PromptBuilder(session).prompts()] == held
