@@ -137,11 +137,11 @@ class Engine:
         if sequence is None:
             return
         self._may_load.discard(request_id)
-        if self._batch is not None and self._stretch.steps > 1:
-            done = self._stretch.done_by(now * PS_PER_NS)
-            between = done and self._clock_ps + self._stretch.cost(done) == now * PS_PER_NS
-            self._cut(done if between else done + 1)
         if sequence.running:
+            if self._batch is not None and self._stretch.steps > 1:
+                done = self._stretch.done_by(now * PS_PER_NS)
+                between = done and self._clock_ps + self._stretch.cost(done) == now * PS_PER_NS
+                self._cut(done if between else done + 1)
             if self._batch is None:
                 self._batcher.drop(sequence)
             else:
