@@ -93,6 +93,13 @@ class Reply(ABC):
     @abstractmethod
     def take(self, event: bytes) -> bytes: ...
 
+    def take_plain(self, part: bytes) -> bool:
+        """As `take`, for a part that is one event like those before and needs no change.
+
+        False: it is not known to be one, and was not taken.
+        """
+        return False
+
     @abstractmethod
     def whole(self) -> bytes: ...
 

@@ -125,7 +125,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self.server = server
         self.open = False
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, bool]] = deque()
         self._exchange: _Exchange | None = None
@@ -147,7 +147,7 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self.open = True
         self._since = asyncio.get_running_loop().time()
         if len(self.server.connections) >= self.server.limits.connections:
@@ -226,7 +226,7 @@ class _Connection(asyncio.Protocol):
         if length.isdecimal() and int(length) > self.server.limits.body_bytes:
             self._refuse_body()
         elif self._headers.get("expect", "").lower() == "100-continue":
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -269,7 +269,7 @@ class _Connection(asyncio.Protocol):
             if age > limits.body_s:
                 self._refuse(408, f"the body took longer than {limits.body_s:g} s")
         elif self._exchange is None and not self._in_head and age > limits.idle_s:
-            self._transport.close()
+            self.transport.close()
 
     def _count_unseen(self, size: int) -> None:
         """The parser keeps a header to itself until it has ended, however long it gets."""
@@ -312,18 +312,18 @@ class _Connection(asyncio.Protocol):
         exchange.reply(status, headers, body)
 
     def write(self, data: bytes) -> None:
-        self._transport.write(data)
+        self.transport.write(data)
 
     def ended(self, keep_alive: bool) -> None:
         self._exchange = None
         self._since = asyncio.get_running_loop().time()
         if not keep_alive:
-            self._transport.close()
+            self.transport.close()
         elif self._waiting:
             self._next()
 
     def drop(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
 
 class _Exchange:
@@ -356,12 +356,14 @@ class _Exchange:
             self._connection.write(head_bytes(status, headers, length, self._keep_alive))
 
     def data(self, part: bytes) -> None:
-        if self._ended or not self._connection.open or self._bodyless or not part:
+        connection = self._connection
+        if self._ended or not connection.open or self._bodyless or not part:
             return
+        # To the transport at once: this is done for every chunk.
         if self._chunked:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(part), part))
+            connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         else:
-            self._connection.write(part)
+            connection.transport.write(part)
 
     def raw(self, data: bytes) -> None:
         """Write bytes as they are, whatever that makes of the answer (faults to rehearse)."""

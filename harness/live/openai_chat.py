@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -23,6 +23,7 @@ from harness.live.dialect import (
     refuse_addresses,
     rewritten,
 )
+from harness.live.plain_events import PlainEvents
 from harness.live.sse import DONE, data_of, event_bytes
 from harness.live.texts import Piece
 from harness.live.tool_signals import ToolCallParts
@@ -136,6 +137,10 @@ def _cut(text: str) -> Iterable[Piece]:
 class OpenAIReply(Reply):
     """A stream of chunks with choices."""
 
+    text_in: ClassVar[str | None]
+    """Field of a choice that holds its text; None: the choice itself."""
+    text_key: ClassVar[str]
+
     strip_usage: bool = False
     """The client did not ask for usage: it is not shown any."""
     top: dict[str, Any] = field(default_factory=dict)
@@ -143,6 +148,7 @@ class OpenAIReply(Reply):
     seen: set[str] = field(default_factory=set)
     choices: dict[int, dict[str, Any]] = field(default_factory=dict)
     raw_usage: Any = None
+    plain: PlainEvents = field(default_factory=PlainEvents)
 
     def take(self, event: bytes) -> bytes:
         chunk = self._decoded(event)
@@ -154,7 +160,24 @@ class OpenAIReply(Reply):
                 return b""
             del chunk["usage"]
             return event_bytes(encode(chunk))
+        if self.began and chunk.get("usage") is None:
+            self._learn(event, chunk)
         return event
+
+    def _learn(self, event: bytes, chunk: dict[str, Any]) -> None:
+        """Remember the event as one that others will be like, if all it brings is a text."""
+        choices = chunk.get("choices")
+        if not isinstance(choices, list) or len(choices) != 1 or "error" in chunk:
+            return
+        choice = choices[0]
+        if choice.get("index", 0) != 0 or any(choice.get(name) is not None for name in _BESIDE):
+            return
+        holder = choice.get(self.text_in) if self.text_in is not None else choice
+        if not isinstance(holder, dict) or (self.text_in is not None and len(holder) != 1):
+            return
+        text = holder.get(self.text_key)
+        if isinstance(text, str) and text:
+            self.plain.learn(event, chunk, holder, self.text_key)
 
     def _decoded(self, event: bytes) -> dict[str, Any] | None:
         """The chunk in an event; None if there is none in it."""
@@ -235,6 +258,8 @@ def _grow_logprobs(known: dict[str, Any], logprobs: Any) -> None:
             grown[name] = values
 
 
+_BESIDE = ("finish_reason", "stop_reason", "logprobs", "token_ids")
+"""What a choice may bring beside its text."""
 _JOINED = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -242,9 +267,21 @@ _JOINED = ("content", "reasoning_content", "reasoning", "refusal")
 class ChatReply(OpenAIReply):
     """Chunks of a chat completion."""
 
+    text_in = "delta"
+    text_key = "content"
+
     messages: dict[int, dict[str, Any]] = field(default_factory=dict)
     parts: dict[tuple[int, str], list[str]] = field(default_factory=dict)
     """Texts by choice and field, joined at the end."""
+
+    def take_plain(self, part: bytes) -> bool:
+        text = self.plain.text_of(part)
+        if text is None:
+            return False
+        self.parts[0, "content"].append(text)
+        self.texts.append(text)
+        self.tokens += 1
+        return True
 
     def _grow(self, index: int, known: dict[str, Any], choice: dict[str, Any]) -> bool:
         delta = choice.get("delta")
@@ -328,7 +365,19 @@ class ChatReply(OpenAIReply):
 class CompletionReply(OpenAIReply):
     """Chunks of a text completion."""
 
+    text_in = None
+    text_key = "text"
+
     parts: dict[int, list[str]] = field(default_factory=dict)
+
+    def take_plain(self, part: bytes) -> bool:
+        text = self.plain.text_of(part)
+        if text is None:
+            return False
+        self.parts[0].append(text)
+        self.texts.append(text)
+        self.tokens += 1
+        return True
 
     def _grow(self, index: int, known: dict[str, Any], choice: dict[str, Any]) -> bool:
         text = choice.get("text")

@@ -192,6 +192,9 @@ class Relay:
             return
         reply = self.reply
         began = reply.began
+        if began and self._head_sent and not self._splitter.rest and reply.take_plain(part):
+            self._exchange.data(part)
+            return
         try:
             events = self._splitter.feed(part)
             shown = of_form(lambda: [reply.take(event) for event in events])

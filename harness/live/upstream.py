@@ -62,18 +62,16 @@ def tools_of(body: Any) -> tuple[ToolSignal, ...]:
 class Attempt:
     """The receiver of one dispatch; deaf once the relay has moved on."""
 
-    __slots__ = ("_relay", "_replica", "call", "over")
+    __slots__ = ("_relay", "_replica", "call", "data", "over")
 
     def __init__(self, relay: Relay, replica: str) -> None:
         self._relay, self._replica = relay, replica
         self.call: Call | None = None
         self.over = False
+        self.data = relay.engine_data  # called for every chunk: no frame in between
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
         self._relay.engine_head(status, headers)
-
-    def data(self, part: bytes) -> None:
-        self._relay.engine_data(part)
 
     def end(self) -> None:
         self.over = True
