@@ -67,11 +67,11 @@ def test_no_bubblewrap_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @asynccontextmanager
-async def machine(folder: Path, gateway: str | None = None) -> AsyncIterator[Machine]:
+async def machine(folder: Path, *reach: str) -> AsyncIterator[Machine]:
     for name in ("root", "app"):
         (folder / name).mkdir()
     spec = SandboxSpec(folder / "root", writable=[(folder / "app", "/app")], folder="/app")
-    made = Machine(spec, gateway, folder / "log")
+    made = Machine(spec, reach, folder / "log")
     await made.start()
     try:
         yield made
@@ -212,7 +212,7 @@ def test_files_go_in_and_out_but_links_lead_nowhere(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
-def test_the_gateway_alone_is_reached_under_its_own_port(tmp_path: Path) -> None:
+def test_nothing_but_what_it_may_is_reached_each_under_its_own_port(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = (await reader.readline()).decode().split()[1]
         body = asked.encode() * 100_000
@@ -222,18 +222,19 @@ def test_the_gateway_alone_is_reached_under_its_own_port(tmp_path: Path) -> None
 
     async def run() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
+        hooks = await asyncio.start_server(answer, "127.0.0.1", 0)
         other = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with machine(tmp_path, f"http://127.0.0.1:{port}") as made:
-            assert made.gateway == f"http://127.0.0.1:{port}"
+        ports = [each.sockets[0].getsockname()[1] for each in (server, hooks)]
+        async with machine(tmp_path, *(f"http://127.0.0.1:{port}" for port in ports)) as made:
             look = (
                 "import urllib.request as u; print(len(u.urlopen('http://127.0.0.1:{}/ab').read()))"
             )
-            found = await made.execute(f'python3 -c "{look.format(port)}"')
-            assert found.stdout == "300000\n", found.stderr
+            for port in ports:
+                found = await made.execute(f'python3 -c "{look.format(port)}"')
+                assert found.stdout == "300000\n", found.stderr
             closed = other.sockets[0].getsockname()[1]
             assert "refused" in (await made.execute(f'python3 -c "{look.format(closed)}"')).stderr
-        for each in (server, other):
+        for each in (server, hooks, other):
             each.close()
             await each.wait_closed()
 
@@ -246,8 +247,8 @@ def test_a_machine_that_cannot_start_or_has_stopped_says_so(tmp_path: Path) -> N
         (tmp_path / "root").mkdir()
         spec = SandboxSpec(tmp_path / "root", writable=[(tmp_path / "none", "/app")])
         with pytest.raises(SandboxError, match="none"):
-            await Machine(spec, None, tmp_path / "log").start()
-        stopped = Machine(SandboxSpec(tmp_path / "root"), None, tmp_path / "log2")
+            await Machine(spec, [], tmp_path / "log").start()
+        stopped = Machine(SandboxSpec(tmp_path / "root"), [], tmp_path / "log2")
         await stopped.start()
         await stopped.stop()
         await stopped.stop()
@@ -256,4 +257,4 @@ def test_a_machine_that_cannot_start_or_has_stopped_says_so(tmp_path: Path) -> N
 
     asyncio.run(asyncio.wait_for(run(), 60))
     with pytest.raises(UsageError, match="cannot be reached from inside"):
-        Machine(SandboxSpec(tmp_path), "https://example.invalid", tmp_path / "log3")
+        Machine(SandboxSpec(tmp_path), ["https://example.invalid"], tmp_path / "log3")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from agentsched import InputError, UsageError
 from harness.live.emulated_answers import read_script
 from harness.live.tool_signals import ToolCallParts, signals
 from workloads.agents.base import AgentTask, Assignment
-from workloads.agents.claude_code import HookFolder, hook_settings
+from workloads.agents.claude_code import HookFolder, HookServer, ToolMark, file_hook_settings
 from workloads.agents.harbor import TerminalBench, TerminalBenchStandin
 from workloads.agents.harbor_recipe import read_dockerfile
 from workloads.agents.harbor_results import mini_swe_marks, trial_facts
@@ -234,9 +237,49 @@ def test_every_agent_names_the_session_and_the_gateway(tmp_path: Path) -> None:
     assert mini["agent"]["base_url"] == "http://127.0.0.1:8300/v1"
     assert mini["agent"]["kwargs"]["session_id_headers"] == ["x-agentsched-session"]
     environment = mini["environment"]["kwargs"]
-    assert environment["gateway"] == "http://10.0.0.5:8300"
+    assert environment["reach"] == ["http://10.0.0.5:8300"]
     assert environment["links"] == {"mini-swe-agent": str(program)}
     assert str(program.parent) in environment["programs"]
+
+    sandboxed = replace(sandboxed, agent="claude-code")
+    hooks = "http://127.0.0.1:9999"
+    claude = trial_config(assigned(tmp_path), sandboxed, task, hooks)
+    assert claude["environment"]["kwargs"]["reach"] == ["http://10.0.0.5:8300", hooks]
+    [hook] = claude["agent"]["kwargs"]["config"]["hooks"]["PostToolUse"][0]["hooks"]
+    assert (hook["type"], hook["url"]) == ("http", hooks)
+
+
+def test_hooks_over_http_are_marks_timed_when_they_come() -> None:
+    found: list[ToolMark] = []
+    server = HookServer(found.append)
+    connection = HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+
+    def post(body: bytes) -> int:
+        connection.request("POST", "/", body, {"content-type": "application/json"})
+        with connection.getresponse() as answer:
+            assert answer.read() == b""  # no word of whether the tool may run
+            return answer.status
+
+    try:
+        before = time.time_ns()
+        for event in ("PreToolUse", "PostToolUse", "PreToolUse", "PostToolUseFailure"):
+            told = {"hook_event_name": event, "tool_name": "Bash", "tool_use_id": "u1"}
+            assert post(json.dumps(told).encode()) == 200
+        assert post(b'{"hook_event_name": "Stop"}') == 400
+        assert post(b"[") == 400
+        assert post(b"[]") == 400
+        connection.putrequest("POST", "/")
+        connection.endheaders()
+        assert connection.getresponse().status == 411
+    finally:
+        connection.close()
+        server.close()
+    kinds = ["tool_started", "tool_ended"]
+    assert [(mark.kind, mark.name, mark.id) for mark in found] == [
+        (kind, "Bash", "u1") for kind in (*kinds, *kinds)
+    ]
+    times = [before, *(mark.time_ns for mark in found), time.time_ns()]
+    assert times == sorted(times)
 
 
 def test_hooks_of_claude_code_write_what_is_read(tmp_path: Path) -> None:
@@ -244,7 +287,7 @@ def test_hooks_of_claude_code_write_what_is_read(tmp_path: Path) -> None:
     folder.mkdir()
     hooks = HookFolder(folder)
     assert hooks.new() == []
-    settings = hook_settings(str(folder))["hooks"]
+    settings = file_hook_settings(str(folder))["hooks"]
 
     def fire(event: str, use: str) -> None:
         command = settings[event][0]["hooks"][0]["command"]

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
+
+from workloads.agents.loopback import LoopbackServer, QuietHandler
 
 _OWN_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
 LIMIT_S = 1800.0
 """How long an answer may take. Our choice."""
 
 
-class HeaderRelay:
-    """Listens on a free port of the loopback.
+class HeaderRelay(LoopbackServer):
+    """Passes on what comes to a free port of the loopback.
 
     Args:
         base_url: where requests go, without /v1; http only.
@@ -40,33 +40,11 @@ class HeaderRelay:
         self._headers, self._asked, self._answered = dict(headers), asked, answered
         relay = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                relay._pass_on(self, b"")
-
-            def do_POST(self) -> None:
+        class Handler(QuietHandler):
+            def answer(self) -> None:
                 relay._pass_on(self, self.rfile.read(int(self.headers.get("content-length", 0))))
 
-            def log_message(self, format: str, *args: Any) -> None:
-                """Silence."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Base URL, without /v1."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(Handler)
 
     def _pass_on(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         model_call = handler.command == "POST"

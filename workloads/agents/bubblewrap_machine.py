@@ -15,9 +15,10 @@ import shutil
 import signal
 import socket
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,26 +57,22 @@ class Machine:
 
     Args:
         spec: what it shows; the root folder gets what programs expect of one.
-        gateway: base URL (http, with a port) that processes inside may reach; None: nothing.
+        reach: base URLs (http, with a port) that processes inside may reach, each under its port
+            on their loopback; nothing else.
         log: file for what the sandbox itself complains about.
 
     Raises:
-        UsageError: bubblewrap is missing, or the gateway's address cannot be relayed.
+        UsageError: bubblewrap is missing, or an address cannot be relayed.
     """
 
-    def __init__(self, spec: SandboxSpec, gateway: str | None, log: Path) -> None:
+    def __init__(self, spec: SandboxSpec, reach: Sequence[str], log: Path) -> None:
         self._spec, self._log = spec, log
         self._program = find_bubblewrap()
-        self._outside = _address(gateway) if gateway is not None else None
+        self._outside = [_address(url) for url in reach]
         self._control: int | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._forwarder: asyncio.Server | None = None
+        self._forwarders: list[asyncio.Server] = []
         self._carriers: set[asyncio.Task[None]] = set()
-
-    @property
-    def gateway(self) -> str | None:
-        """The gateway's base URL inside."""
-        return f"http://127.0.0.1:{self._outside[1]}" if self._outside is not None else None
 
     async def start(self) -> None:
         """Bring the sandbox up.
@@ -106,9 +103,10 @@ class Machine:
         # Held on to: processes inside could lay a link to a socket of the host under its name,
         # and the names of sockets must be shorter than those of folders may be.
         self._control = os.open(socket_path, os.O_PATH | os.O_NOFOLLOW)
-        if self._outside is not None:
-            listener = await asyncio.to_thread(_listener, self._path(), self._outside[1])
-            self._forwarder = await asyncio.start_server(self._forward, sock=listener)
+        for address in self._outside:
+            listener = await asyncio.to_thread(_listener, self._path(), address[1])
+            forward = partial(self._forward, address)
+            self._forwarders.append(await asyncio.start_server(forward, sock=listener))
 
     def _path(self) -> str:
         if self._control is None:
@@ -185,12 +183,11 @@ class Machine:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        forwarder, self._forwarder = self._forwarder, None
-        if forwarder is not None:
-            forwarder.close()
-            for carrier in list(self._carriers):
-                carrier.cancel()
-            await asyncio.gather(*self._carriers, return_exceptions=True)
+        while self._forwarders:
+            self._forwarders.pop().close()
+        for carrier in list(self._carriers):
+            carrier.cancel()
+        await asyncio.gather(*self._carriers, return_exceptions=True)
         control, self._control = self._control, None
         if control is not None:
             os.close(control)
@@ -222,14 +219,18 @@ class Machine:
         finally:
             writer.close()
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection from inside to the gateway."""
-        assert self._outside is not None
+    async def _forward(
+        self,
+        address: tuple[str, int],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """One connection from inside to an address."""
         task = asyncio.current_task()
         assert task is not None
         self._carriers.add(task)
         try:
-            far_reader, far_writer = await asyncio.open_connection(*self._outside)
+            far_reader, far_writer = await asyncio.open_connection(*address)
             both = [
                 asyncio.ensure_future(_carry(reader, far_writer)),
                 asyncio.ensure_future(_carry(far_reader, writer)),
@@ -271,9 +272,7 @@ def _listener(control: str, port: int) -> socket.socket:
 def _address(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
-        raise UsageError(
-            f"{url} cannot be reached from inside a sandbox", "give http://HOST:PORT of the gateway"
-        )
+        raise UsageError(f"{url} cannot be reached from inside a sandbox", "give http://HOST:PORT")
     return parts.hostname, parts.port or 80
 
 

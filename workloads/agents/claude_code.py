@@ -1,8 +1,10 @@
-"""Claude Code under observation: settings whose hooks write down tools, and what they wrote.
+"""Claude Code under observation: settings whose hooks tell of tools, and who listens to them.
 
-Claude Code calls a hook before and after each tool (PreToolUse, PostToolUse), with JSON on its
-standard input: session_id, tool_name, tool_use_id, and duration_ms afterwards. Ours keeps each
-call in a file named after its time, so that calls of parallel tools never mix.
+Claude Code calls a hook before and after each tool (PreToolUse, PostToolUse) with a JSON object:
+session_id, tool_name, tool_use_id, and duration_ms afterwards. `HookServer` gets it over HTTP,
+which takes milliseconds. From a container, which does not reach this machine's loopback, a command
+leaves it in a folder (`HookFolder`), in a file named after its time, so that calls of parallel
+tools never mix; the command is a process, and tells late by the time that starting it takes.
 
 Source: Claude Code's documentation of hooks, settings and environment variables.
 """
@@ -12,10 +14,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from workloads.agents.loopback import LoopbackServer, QuietHandler
 
 SESSION_HEADER = "X-Claude-Code-Session-Id"
 """Names a session; sub-agents send it too, with an id of their own beside it."""
@@ -26,6 +31,10 @@ _EVENTS = {
     "PostToolUse": "tool_ended",
     "PostToolUseFailure": "tool_ended",
 }
+HOOK_TIMEOUT_S = 10
+"""After which Claude Code goes on without a hook's answer. Our choice."""
+HOOK_LIMIT_BYTES = 256 << 20
+"""A hook carries its tool's input and output; one that says it is longer is refused. Our choice."""
 _FILE_NAME = re.compile(r"(\d{16,20})-\d+\.json")
 
 
@@ -39,7 +48,16 @@ class ToolMark:
     id: str
 
 
-def hook_settings(folder: str) -> dict[str, Any]:
+def hook_settings(url: str) -> dict[str, Any]:
+    """Settings for `claude --settings` whose hooks are posted to a URL.
+
+    Args:
+        url: as Claude Code reaches it.
+    """
+    return _settings({"type": "http", "url": url})
+
+
+def file_hook_settings(folder: str) -> dict[str, Any]:
     """Settings for `claude --settings` whose hooks write to a folder.
 
     Args:
@@ -51,8 +69,12 @@ def hook_settings(folder: str) -> dict[str, Any]:
         f'printf %s "$l" > {shlex.quote(folder)}/$t-$$.json; exit 0'
     )
     command = f"exec bash -c {shlex.quote(script)}"
-    hook = {"type": "command", "command": command, "timeout": 10}
-    return {"hooks": {event: [{"matcher": "*", "hooks": [hook]}] for event in _EVENTS}}
+    return _settings({"type": "command", "command": command})
+
+
+def _settings(hook: Mapping[str, Any]) -> dict[str, Any]:
+    limited = {**hook, "timeout": HOOK_TIMEOUT_S}
+    return {"hooks": {event: [{"matcher": "*", "hooks": [limited]}] for event in _EVENTS}}
 
 
 def environment(session: str, max_output_tokens: int | None = None) -> dict[str, str]:
@@ -68,6 +90,31 @@ def environment(session: str, max_output_tokens: int | None = None) -> dict[str,
         "DISABLE_AUTOUPDATER": "1",
         "IS_SANDBOX": "1",
     }
+
+
+class HookServer(LoopbackServer):
+    """Gets hooks over HTTP.
+
+    Args:
+        notice: told of each tool's start and end, by several threads; the tool waits meanwhile.
+    """
+
+    def __init__(self, notice: Callable[[ToolMark], None]) -> None:
+        class Handler(QuietHandler):
+            def answer(self) -> None:
+                now = time.time_ns()
+                length = self.headers.get("content-length", "")
+                if not length.isdecimal() or int(length) > HOOK_LIMIT_BYTES:
+                    self.send_error(411 if not length.isdecimal() else 413)
+                    return
+                mark = _read_mark(self.rfile.read(int(length)), now)
+                if mark is not None:
+                    notice(mark)
+                self.send_response(200 if mark is not None else 400)
+                self.send_header("content-length", "0")  # no decision: the tool goes ahead
+                self.end_headers()
+
+        super().__init__(Handler)
 
 
 class HookFolder:
@@ -86,7 +133,7 @@ class HookFolder:
             except (OSError, ValueError):
                 continue
             self._seen.add(path.name)
-            mark = _mark(found, time_ns) if isinstance(found, dict) else None
+            mark = _mark(found, time_ns)
             if mark is not None:
                 marks.append(mark)
         return marks
@@ -100,7 +147,16 @@ class HookFolder:
                 yield path, int(match[1])
 
 
-def _mark(found: Mapping[str, Any], time_ns: int) -> ToolMark | None:
+def _read_mark(body: bytes, time_ns: int) -> ToolMark | None:
+    try:
+        return _mark(json.loads(body), time_ns)
+    except ValueError:
+        return None
+
+
+def _mark(found: Any, time_ns: int) -> ToolMark | None:
+    if not isinstance(found, dict):
+        return None
     event, name, use = (found.get(k) for k in ("hook_event_name", "tool_name", "tool_use_id"))
     if event == "PreToolUse":
         return ToolMark("tool_started", time_ns, str(name), str(use))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from harbor.models.trial.config import TrialConfig
 from harbor.trial.trial import Trial
 
 from workloads.agents.base import SCRATCH, Assignment, EventKind
-from workloads.agents.claude_code import HookFolder
+from workloads.agents.claude_code import HookFolder, HookServer, ToolMark
 from workloads.agents.client import AgentFailedError, Teller, serve
 from workloads.agents.harbor_results import DEADLINES, mini_swe_marks, trial_facts
 from workloads.agents.harbor_settings import HarborSettings, read_settings
@@ -26,7 +27,7 @@ from workloads.agents.harbor_trial import HOOKS, MINI_SWE_TRAJECTORY, TRIAL, tri
 from workloads.agents.limits import split_limits
 
 HOOK_POLL_S = 0.05
-"""How often hooks' files are looked for; they hold their own times. Our choice."""
+"""How often hooks' files are looked for, which hold their own times. Our choice."""
 
 
 def run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
@@ -41,22 +42,40 @@ def run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
 async def _run(assignment: Assignment, teller: Teller) -> Mapping[str, Any]:
     _, own = split_limits(assignment.settings)
     settings = read_settings({**assignment.task.payload.get("defaults", {}), **own})
+    with ExitStack() as stack:
+        hooks = None
+        if settings.agent == "claude-code" and settings.sandboxed:
+            server = HookServer(partial(_tell_mark, teller, assignment.session))
+            stack.callback(server.close)
+            hooks = server.url
+        return await _run_trial(assignment, teller, settings, hooks)
+
+
+async def _run_trial(
+    assignment: Assignment, teller: Teller, settings: HarborSettings, hooks: str | None
+) -> Mapping[str, Any]:
     folder = Path(assignment.folder)
-    config = trial_config(assignment, settings, _task(assignment, folder))
+    config = trial_config(assignment, settings, _task(assignment, folder), hooks)
     if settings.agent == "terminus-2":
         await _warm_up()
     trial = await Trial.create(TrialConfig.model_validate(config))
     trial.agent.session_id = assignment.session  # mini-swe-agent sends it; Harbor's names the trial
-    watch = asyncio.ensure_future(_watch(assignment, teller, trial, folder, settings))
+    if settings.agent == "terminus-2":
+        trial.agent.notice = partial(_notice, teller, assignment.session)
+    watch = None
+    if settings.agent == "claude-code" and hooks is None:
+        path = folder / TRIAL / "agent" / HOOKS
+        watch = asyncio.ensure_future(_watch(path, teller, assignment.session))
     try:
         await trial.run()
     finally:
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        if watch is not None:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
     if settings.agent == "mini-swe-agent":  # says when it did what only in the end
         for mark in mini_swe_marks(folder / TRIAL / "agent" / MINI_SWE_TRAJECTORY):
-            teller.tell(mark.kind, assignment.session, name=mark.name, time_ns=mark.time_ns)
+            _tell_mark(teller, assignment.session, mark)
     facts = trial_facts(folder / TRIAL)
     if (error := facts.get("error")) is not None:
         message = f"{error}: {facts.get('error_message', '')}"[:2000]
@@ -89,37 +108,29 @@ def _task(assignment: Assignment, folder: Path) -> Mapping[str, Any]:
     return {"path": str(path)}
 
 
-async def _watch(
-    assignment: Assignment,
-    teller: Teller,
-    trial: Trial,
-    folder: Path,
-    settings: HarborSettings,
-) -> None:
-    """Pass on what the agent does, until cancelled."""
+def _notice(teller: Teller, session: str, kind: EventKind, name: str) -> None:
+    teller.tell(kind, session, name=name)
 
-    def notice(kind: EventKind, name: str) -> None:
-        teller.tell(kind, assignment.session, name=name)
 
-    if settings.agent == "terminus-2":
-        trial.agent.notice = notice
-        return
-    if settings.agent != "claude-code":
-        return
-    path = folder / TRIAL / "agent" / HOOKS
+def _tell_mark(teller: Teller, session: str, mark: ToolMark) -> None:
+    teller.tell(mark.kind, session, name=mark.name, time_ns=mark.time_ns)
+
+
+async def _watch(path: Path, teller: Teller, session: str) -> None:
+    """Pass on what hooks write to a folder, until cancelled."""
     path.mkdir(parents=True, exist_ok=True)
     hooks = HookFolder(path)
+
+    def pass_on() -> None:
+        for mark in hooks.new():
+            _tell_mark(teller, session, mark)
+
     try:
         while True:
             await asyncio.sleep(HOOK_POLL_S)
-            _tell_marks(hooks, teller, assignment.session)
+            pass_on()
     finally:
-        _tell_marks(hooks, teller, assignment.session)
-
-
-def _tell_marks(hooks: HookFolder, teller: Teller, session: str) -> None:
-    for mark in hooks.new():
-        teller.tell(mark.kind, session, name=mark.name, time_ns=mark.time_ns)
+        pass_on()
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 `/app`, `/tests`, `/solution` and the like are folders of the trial; programs are the host's,
 read-only. A task's image is not used: of its Dockerfile, WORKDIR, ENV and COPY are followed, and
 RUN steps cannot be, so a task that has them is refused unless told otherwise. There is no network
-inside, whatever a task allows, but a way to the gateway. Commands run as the sandbox's only user.
+inside, whatever a task allows, but ways to the gateway and to who listens to hooks. Commands run
+as the sandbox's only user.
 
 Runs under Harbor's interpreter (Harbor's BaseEnvironment, version 0.26).
 """
@@ -28,7 +29,7 @@ class BubblewrapEnvironment(BaseEnvironment):
 
     Args:
         folder: where sandboxes' files go, which are not kept.
-        gateway: base URL that processes inside may reach; None: nothing.
+        reach: base URLs that processes inside may reach, each under its port on their loopback.
         programs: host folders shown read-only at the same place.
         links: names in the search path, and the programs they stand for.
         ignore_run: start a task although its Dockerfile has steps that cannot be followed.
@@ -38,14 +39,14 @@ class BubblewrapEnvironment(BaseEnvironment):
         self,
         *args: Any,
         folder: str,
-        gateway: str | None = None,
+        reach: Sequence[str] = (),
         programs: Sequence[str] = (),
         links: Mapping[str, str] | None = None,
         ignore_run: bool = False,
         **kwargs: Any,
     ) -> None:
         self._folder = Path(folder)
-        self._gateway, self._programs, self._links = gateway, programs, links or {}
+        self._reach, self._programs, self._links = reach, programs, links or {}
         self._ignore_run = ignore_run
         self._machine: Machine | None = None
         self._recipe = Recipe()
@@ -96,7 +97,7 @@ class BubblewrapEnvironment(BaseEnvironment):
             folder=folder,
         )
         self._machine = Machine(
-            spec, self._gateway, self.trial_paths.trial_dir / f"{self.session_id}.log"
+            spec, self._reach, self.trial_paths.trial_dir / f"{self.session_id}.log"
         )
         await self._machine.start()
         for copied, into in self._recipe.copies:

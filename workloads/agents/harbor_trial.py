@@ -25,32 +25,37 @@ _LOGS = "/logs/agent"
 
 
 def trial_config(
-    assignment: Assignment, settings: HarborSettings, task: Mapping[str, Any]
+    assignment: Assignment,
+    settings: HarborSettings,
+    task: Mapping[str, Any],
+    hooks: str | None = None,
 ) -> dict[str, Any]:
     """A trial's configuration, as Harbor's TrialConfig reads it.
 
     Args:
         task: as Harbor's TaskConfig: `path`, or where it is downloaded from.
+        hooks: base URL that Claude Code's hooks are posted to, which a sandbox is made to reach;
+            None: they write files below the agent's logs.
     """
     config: dict[str, Any] = {
         "task": dict(task),
         "trial_name": TRIAL,
         "trials_dir": assignment.folder,
         "timeout_multiplier": settings.timeout_multiplier,
-        "agent": _agent(assignment, settings),
-        "environment": _environment(assignment, settings),
+        "agent": _agent(assignment, settings, hooks),
+        "environment": _environment(assignment, settings, hooks),
         "verifier": {"disable": not settings.verify},
     }
     return config
 
 
-def _agent(assignment: Assignment, settings: HarborSettings) -> dict[str, Any]:
-    makers = {
-        "terminus-2": _terminus,
-        "claude-code": _claude_code,
-        "mini-swe-agent": _mini_swe_agent,
-    }
-    agent = makers[settings.agent](assignment, settings)
+def _agent(assignment: Assignment, settings: HarborSettings, hooks: str | None) -> dict[str, Any]:
+    if settings.agent == "claude-code":
+        agent = _claude_code(assignment, settings, hooks)
+    elif settings.agent == "mini-swe-agent":
+        agent = _mini_swe_agent(assignment, settings)
+    else:
+        agent = _terminus(assignment, settings)
     agent["kwargs"] |= settings.agent_options
     return agent
 
@@ -74,8 +79,14 @@ def _terminus(assignment: Assignment, settings: HarborSettings) -> dict[str, Any
     }
 
 
-def _claude_code(assignment: Assignment, settings: HarborSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {"config": claude_code.hook_settings(f"{_LOGS}/{HOOKS}")}
+def _claude_code(
+    assignment: Assignment, settings: HarborSettings, hooks: str | None
+) -> dict[str, Any]:
+    if hooks is None:
+        config = claude_code.file_hook_settings(f"{_LOGS}/{HOOKS}")
+    else:
+        config = claude_code.hook_settings(inside_url(hooks, settings))
+    options: dict[str, Any] = {"config": config}
     if settings.max_turns is not None:
         options["max_turns"] = settings.max_turns
     return {
@@ -110,7 +121,9 @@ def inside_url(base_url: str, settings: HarborSettings) -> str:
     return urlunsplit(parts._replace(netloc=f"{host}:{parts.port or 80}"))
 
 
-def _environment(assignment: Assignment, settings: HarborSettings) -> dict[str, Any]:
+def _environment(
+    assignment: Assignment, settings: HarborSettings, hooks: str | None
+) -> dict[str, Any]:
     if not settings.sandboxed:
         options = {"auto_mounting": True, **settings.environment_options}
         return {"type": settings.environment, "kwargs": options}
@@ -124,7 +137,7 @@ def _environment(assignment: Assignment, settings: HarborSettings) -> dict[str, 
         "kwargs": {
             "auto_mounting": True,
             "folder": str(Path(assignment.folder) / SCRATCH),
-            "gateway": assignment.base_url if settings.inside else None,
+            "reach": [u for u in (assignment.base_url, hooks) if u] if settings.inside else [],
             "programs": programs,
             "links": links,
             "ignore_run": settings.ignore_run,
