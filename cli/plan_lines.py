@@ -20,8 +20,9 @@ def plan_lines(plan: Plan, folder: Path, jobs: int | None) -> Iterator[str]:
     )
     for row in explain(plan.cluster):
         yield f"  replicas    {row.count} x {row.gpus} ({row.replicas}, {row.role})"
+        unit = "a share of the host" if row.gpu == "cpu" else "a GPU"
         yield (
-            f"              a GPU: {row.memory_gib:.1f} GiB = {row.weights_gib:.1f} weights + "
+            f"              {unit}: {row.memory_gib:.1f} GiB = {row.weights_gib:.1f} weights + "
             f"{row.kv_gib:.1f} KV cache + {row.overhead_gib:.1f} overhead + "
             f"{row.unused_gib:.1f} left free"
         )

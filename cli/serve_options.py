@@ -114,7 +114,9 @@ EventLog = Annotated[
 KvEvents = Annotated[
     list[str] | None,
     typer.Option(
-        "--kv-events", metavar="tcp://HOST:PORT", help="An engine's KV events, in their order."
+        "--kv-events",
+        metavar="tcp://HOST:PORT[,tcp://HOST:PORT]",
+        help="An engine's KV events, in their order; after a comma its replay socket.",
     ),
 ]
 
@@ -200,7 +202,8 @@ def replica_addresses(
             f"r{index}",
             url,
             role,
-            kv_events=endpoints[index] if endpoints else None,
+            kv_events=endpoints[index].partition(",")[0] if endpoints else None,
+            kv_replay=(endpoints[index].partition(",")[2] or None) if endpoints else None,
             bootstrap_port=ports[index - first] if ports and role == "prefill" else None,
         )
         for index, (url, role) in enumerate(given)

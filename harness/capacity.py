@@ -81,6 +81,8 @@ class CapacityRow:
     count: int
     role: str
     gpus: str
+    gpu: str
+    """Kind, as `cpu`."""
     memory_gib: float
     weights_gib: float
     overhead_gib: float
@@ -299,6 +301,7 @@ def _row(alike: list[ReplicaPlan]) -> CapacityRow:
         count=len(alike),
         role=plan.role,
         gpus=f"{plan.gpus}x{plan.gpu.name}{cap}",
+        gpu=plan.gpu.name,
         memory_gib=plan.gpu.memory_gib,
         weights_gib=plan.weights_gib,
         overhead_gib=plan.overhead_gib,

@@ -77,10 +77,12 @@ async def _serve(
         watcher=recorder,
         observer=recorder,
         kv_events={r.name: r.kv_events for r in replicas if r.kv_events is not None},
+        kv_replays={r.name: r.kv_replay for r in replicas if r.kv_replay is not None},
         roles={r.name: r.role for r in replicas},
         bootstrap_ports={
             r.name: r.bootstrap_port for r in replicas if r.bootstrap_port is not None
         },
+        tell=tell,
     )
     stopped = stop_event()
     calm_collector()

@@ -86,6 +86,7 @@ class GatewayFront:
             decision=self._recorder.decision if self._record_decisions else None,
             on_gauges=self._saw_gauges,
             kv_events={r.name: r.kv_events for r in replicas if r.kv_events is not None},
+            kv_replays={r.name: r.kv_replay for r in replicas if r.kv_replay is not None},
             roles={r.name: r.role for r in replicas},
             bootstrap_ports={
                 r.name: r.bootstrap_port for r in replicas if r.bootstrap_port is not None

@@ -20,6 +20,7 @@ import zmq.asyncio
 
 from agentsched import UsageError
 from harness.live.clock import Clock
+from harness.live.kv_events import END
 from harness.sim.clock import Priority
 from harness.sim.content import Line
 
@@ -27,7 +28,6 @@ BUFFERED = 10_000
 """Messages kept for replay (vLLM's `buffer_steps`)."""
 FLUSH_S = 0.02
 """Events are sent together this often. Our choice; vLLM sends those of each step."""
-END = (-1).to_bytes(8, "big", signed=True)
 _MEDIUM = "GPU"
 
 

@@ -28,6 +28,8 @@ class ReplicaAddress:
     role: Role = "mixed"
     kv_events: str | None = None
     """ZMQ address that it publishes KV events on."""
+    kv_replay: str | None = None
+    """ZMQ address that it answers on who missed some of them."""
     bootstrap_port: int | None = None
     """Of an SGLang prefill replica."""
     kv_tokens: int | None = None

@@ -45,6 +45,8 @@ from schedulers.base import Scheduler
 from schedulers.views import Role
 
 READY_POLL_S = 0.5
+LOOK_S = 2.0
+"""A replica that has not answered after so long is told of, and asked again. Our choice."""
 DECISIONS_KEPT = 5_000
 """Newest decisions that the admin port shows."""
 
@@ -113,10 +115,11 @@ class ServedGateway:
         watcher: is told of turns and sessions.
         observer: sees complete turns with their text.
         decision: is given every record of the decision log.
-        kv_events: addresses of KV-event publishers by replica id.
+        kv_events: addresses of KV-event publishers by replica id; `kv_replays`: of their replays.
         roles: by replica id; those left out do everything.
-        bootstrap_ports: of SGLang prefill replicas by id, where `/get_server_info` does not tell.
+        bootstrap_ports: of SGLang prefill replicas by id, where their own page does not tell.
         speed: virtual seconds per real second (emulation).
+        tell: is told of replicas that are waited for.
 
     Raises:
         UsageError: a port would be open to others without a token, or a certificate is none.
@@ -135,16 +138,18 @@ class ServedGateway:
         decision: Callable[[DecisionRecord], None] | None = None,
         on_gauges: Callable[[str, Gauges], None] | None = None,
         kv_events: Mapping[str, str] | None = None,
+        kv_replays: Mapping[str, str] | None = None,
         roles: Mapping[str, Role] | None = None,
         bootstrap_ports: Mapping[str, int] | None = None,
         speed: float = 1.0,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.settings = settings or ServeSettings()
         self.policy = policy
         names = names or [f"r{i}" for i in range(len(backends))]
         self._observer, self._decision, self._speed = observer, decision, speed
-        self._on_gauges = on_gauges
-        self._kv_events = dict(kv_events or {})
+        self._on_gauges, self._tell = on_gauges, tell
+        self._kv_events, self._kv_replays = dict(kv_events or {}), dict(kv_replays or {})
         self._roles = dict(roles or {})
         self._bootstrap_ports = dict(bootstrap_ports or {})
         self._subscribers: list[KvSubscriber] = []
@@ -239,7 +244,8 @@ class ServedGateway:
             each.start()
         for name, endpoint in self._kv_events.items():
             cleared = partial(self.driver.kv_changed, name, cleared=True)
-            self._subscribers.append(KvSubscriber(endpoint, KvStream(cleared)))
+            replay = self._kv_replays.get(name)
+            self._subscribers.append(KvSubscriber(endpoint, KvStream(cleared), replay))
         host, port = self.settings.host, self.settings.port
         guard = Guard(self.gateway.handle, self.gateway.refusal, self.settings.access)
         self.port = await self._listen(guard, self.gateway.refusal, host, port)
@@ -324,30 +330,35 @@ class ServedGateway:
         """Where an SGLang prefill replica meets decoders; None: it is not SGLang's."""
         if name in self._bootstrap_ports:
             return self._bootstrap_ports[name]
-        status, info = await fetch(self.clients[name], "/get_server_info")
-        return server_info_bootstrap(info) if status == 200 else None
+        info = await _server_info(self.clients[name])
+        return server_info_bootstrap(info) if info is not None else None
 
     async def _capacity(self, name: str) -> int | None:
         """Wait for the replica and ask for its KV tokens; None if it does not tell."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self.settings.wait_s
+        until, told = loop.time() + self.settings.wait_s, False
         while True:
-            status, page = await fetch(self.clients[name], "/metrics")
+            status, page = await fetch(self.clients[name], "/metrics", LOOK_S)
             if status == 200:
                 found = read_gauges(page.decode("utf-8", "replace")).capacity_tokens
                 if found is not None:
                     return found
             if status:
-                status, info = await fetch(self.clients[name], "/get_server_info")
-                return server_info_capacity(info) if status == 200 else None
-            if loop.time() >= until:
+                info = await _server_info(self.clients[name])
+                return server_info_capacity(info) if info is not None else None
+            left = until - loop.time()
+            if left <= 0:
                 url = self.clients[name].url
                 raise BackendError(f"{url} does not answer", "start the engine, or wait longer")
+            if not told:
+                why = page.decode("utf-8", "replace")
+                self._tell(f"{name}: {why or 'no answer'}; trying for {left:.0f} s more")
+                told = True
             await asyncio.sleep(READY_POLL_S)
 
 
 async def fetch(sender: Sender, target: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
-    """GET something small; status 0: no answer."""
+    """GET something small; status 0: no answer, and the body says why."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[tuple[int, bytes]] = loop.create_future()
 
@@ -361,4 +372,16 @@ async def fetch(sender: Sender, target: str, timeout_s: float = 10.0) -> tuple[i
             return await answer
     except TimeoutError:
         request.give_up()
-        return 0, b""
+        return 0, f"{target} is not answered in {timeout_s:g} s".encode()
+
+
+async def _server_info(sender: Sender) -> bytes | None:
+    """SGLang's page about a server, by its name of today, then by that of older releases.
+
+    None: it has neither.
+    """
+    for path in ("/server_info", "/get_server_info"):
+        status, info = await fetch(sender, path)
+        if status == 200:
+            return info
+    return None

@@ -162,8 +162,9 @@ class RealServer:
     def start(self) -> ReplicaAddress:
         (address,) = self._fleet.start()
         self._url = address.url
-        events = None if (address.kv_events or "").startswith("ipc://") else address.kv_events
-        return replace(address, name=self._order.name, kv_events=events)
+        if (address.kv_events or "").startswith("ipc://"):  # of this machine alone
+            address = replace(address, kv_events=None, kv_replay=None)
+        return replace(address, name=self._order.name)
 
     def healthy(self) -> bool:
         return bool(self._url) and answers(self._url)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.live.serving import BackendError, ServedGateway, ServeSettings, find_policy
 from harness.live.turns import DriverSettings
 from harness.live.wire import Exchange, Request
 from tests.live.rig import JSON, Got, chat, engines, get, post, rig, run, served_by
@@ -352,3 +353,24 @@ def test_a_slow_reader_slows_its_engine_only() -> None:
     run(test)
     assert slow[0] is True
     assert False in slow
+
+
+def test_a_backend_that_is_not_there_is_told_of() -> None:
+    """At once, not when the wait for it is over; and once, however long that is."""
+
+    async def test() -> None:
+        told: list[str] = []
+        served = ServedGateway(
+            find_policy("round-robin", {}),
+            ["http://127.0.0.1:1"],
+            ServeSettings(port=0, wait_s=1.2),
+            tell=told.append,
+        )
+        with pytest.raises(BackendError, match="does not answer"):
+            await served.start()
+        await served.close()
+        assert len(told) == 1
+        assert told[0].startswith("r0: ")
+        assert told[0].endswith("trying for 1 s more")
+
+    run(test)

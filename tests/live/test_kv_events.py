@@ -13,8 +13,8 @@ import zmq.asyncio
 from agentsched import UsageError
 from harness.live.fleet_server import FleetServer
 from harness.live.http_client import HttpClient
-from harness.live.kv_events import KvBatch, KvStream, KvSubscriber, decode_batch
-from harness.live.kv_publishing import END, KvJournal
+from harness.live.kv_events import END, KvBatch, KvStream, KvSubscriber, decode_batch
+from harness.live.kv_publishing import KvJournal
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
 from harness.sim.content import ContentIndex
 from tests.live.rig import engines, get, post, rig, run
@@ -99,6 +99,99 @@ def test_an_address_that_is_none() -> None:
     async def test() -> None:
         with pytest.raises(UsageError):
             KvSubscriber("nowhere", KvStream(lambda: None))
+        with pytest.raises(UsageError, match="nowhere"):
+            KvSubscriber("tcp://127.0.0.1:1", KvStream(lambda: None), "nowhere")
+
+    run(test)
+
+
+def test_what_a_replay_must_hold() -> None:
+    """Messages 8 and 9 are lost: a replay of one of them is not taken in, one of both is."""
+    cleared: list[int] = []
+    stream = KvStream(lambda: cleared.append(stream.stored))
+    stream.message(frames(7, ARRAYS[0]))
+    after = frames(10, ARRAYS[0])
+    assert stream.missing(after) == range(8, 10)
+    assert not stream.replay(range(8, 10), [frames(9, ARRAYS[0]), [b"x"]])
+    assert (stream.stored, stream.missing(after)) == (2, range(8, 10))
+    assert stream.replay(range(8, 10), [frames(8, ARRAYS[0]), frames(9, ARRAYS[1])])
+    stream.message(after)
+    assert (stream.stored, stream.removed, stream.gaps, stream.replayed) == (6, 1, 0, 2)
+    assert cleared == []
+    assert not stream.missing(frames(0))  # the publisher has started anew
+    assert not stream.missing([b"x"])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_lost_events_are_asked_for_before_the_index_is_dropped(kept: bool) -> None:
+    """A publisher skips three messages on its way to the listener. One that keeps them answers,
+    and nothing is dropped; one that has them no more does not, and the index is."""
+
+    async def test() -> None:
+        context = zmq.asyncio.Context()
+        publisher, router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        events = publisher.bind_to_random_port("tcp://127.0.0.1")
+        replays = router.bind_to_random_port("tcp://127.0.0.1")
+        asked: list[int] = []
+
+        async def answer() -> None:
+            while True:
+                client, _, start = await router.recv_multipart()
+                asked.append(int.from_bytes(start, "big"))
+                for number in range(asked[-1] if kept else 4, 6):
+                    await router.send_multipart([client, b"", *frames(number, ARRAYS[0])])
+                await router.send_multipart([client, b"", b"", END, b""])
+
+        answering = asyncio.create_task(answer())
+        cleared: list[int] = []
+        stream = KvStream(lambda: cleared.append(stream.stored))
+        address = "tcp://127.0.0.1:"
+        subscriber = KvSubscriber(f"{address}{events}", stream, f"{address}{replays}")
+        try:
+            async with asyncio.timeout(10):
+                while not stream.stored:  # until the subscription is there
+                    await publisher.send_multipart(frames(1, ARRAYS[0]))
+                    await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
+                stream.gaps, cleared[:] = 0, []
+                before = stream.stored
+                await publisher.send_multipart(frames(5, ARRAYS[0]))
+                while stream.stored == before:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
+            assert asked == [2]
+            assert stream.stored - before == (8 if kept else 2)
+            assert (stream.replayed, stream.gaps) == ((3, 0) if kept else (0, 1))
+            assert len(cleared) == (0 if kept else 1)
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+            await subscriber.close()
+            context.destroy(linger=0)
+
+    run(test)
+
+
+def test_a_publisher_that_does_not_answer() -> None:
+    """Its replay socket is silent: after the time for it, the index is dropped."""
+
+    async def test() -> None:
+        context = zmq.asyncio.Context()
+        publisher = context.socket(zmq.PUB)
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        stream = KvStream(lambda: None)
+        subscriber = KvSubscriber(f"tcp://127.0.0.1:{port}", stream, "tcp://127.0.0.1:1", 0.1)
+        try:
+            async with asyncio.timeout(10):
+                number = 0
+                while stream.gaps == 0:
+                    await publisher.send_multipart(frames(number, ARRAYS[0]))
+                    number += 2
+                    await asyncio.sleep(0.02)
+            assert stream.replayed == 0
+        finally:
+            await subscriber.close()
+            context.destroy(linger=0)
 
     run(test)
 
@@ -183,11 +276,14 @@ def test_serve_follows_an_emulated_replica() -> None:
     async def test() -> None:
         fleet = FleetServer(engines(1), kv_port=0)
         await fleet.start()
+        publisher = fleet.publishers[0]
+        assert publisher.replay_address is not None
         served = ServedGateway(
             find_policy("round-robin", {}),
             fleet.urls,
             ServeSettings(port=0),
-            kv_events={"r0": fleet.publishers[0].address},
+            kv_events={"r0": publisher.address},
+            kv_replays={"r0": publisher.replay_address},
         )
         await served.start()
         client, engine = HttpClient(served.url), HttpClient(fleet.urls[0])

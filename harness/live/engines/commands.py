@@ -156,6 +156,7 @@ def _vllm(place: Place, model: Model, settings: EngineSettings) -> list[str]:
             "enable_kv_cache_events": True,
             "publisher": "zmq",
             "endpoint": place.kv_events,
+            "replay_endpoint": place.kv_replay,
             "topic": f"kv@{place.name}",
         }
         flags += ["--kv-events-config", json.dumps(events)]
@@ -257,6 +258,7 @@ def _sglang(place: Place, model: Model, settings: EngineSettings) -> list[str]:
         events = {
             "publisher": "zmq",
             "endpoint": place.kv_events,
+            "replay_endpoint": place.kv_replay,
             "bind": True,
             "topic": f"kv@{place.name}",
         }

@@ -111,7 +111,7 @@ def check_nvml(module: Any = None) -> Iterator[Finding]:
             "telemetry",
             "warning",
             f"no power, clocks and energy of the GPUs: {error}",
-            "pip install nvidia-ml-py",
+            "pip install 'agentsched[gpu]'",
         )
         return
     yield Finding("driver", "ok", nvml.driver())

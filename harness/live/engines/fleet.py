@@ -299,6 +299,7 @@ class EngineFleet:
             url=place.url(host),
             role=place.role,
             kv_events=place.kv_events,
+            kv_replay=place.kv_replay,
             bootstrap_port=place.bootstrap_port if bootstrap else None,
             kv_tokens=replica.kv_tokens,
         )

@@ -19,7 +19,7 @@ from harness.live.parts import Role
 INTERNAL_PORTS = 32
 """Ports apart from the API's that are set aside for one replica."""
 _INTERNAL_OFFSET = 1000
-_BOOTSTRAP, _SIDE_CHANNEL, _INTERNAL, _ENGINE_INFO, _EVENTS = 0, 1, 10, 11, 12
+_BOOTSTRAP, _SIDE_CHANNEL, _INTERNAL, _ENGINE_INFO, _EVENTS, _REPLAY = 0, 1, 10, 11, 12, 13
 _MAX_PORT = 65_535
 
 
@@ -44,6 +44,8 @@ class Place:
     """SGLang: one of its own for each replica of a machine."""
     kv_events: str | None
     """ZMQ address that KV events are published on."""
+    kv_replay: str | None
+    """ZMQ address that those are answered on who missed some."""
 
     def url(self, host: str) -> str:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
@@ -85,9 +87,10 @@ def lay_out(
     for plan, start, (port, internal) in zip(cluster.replicas, first, ports, strict=True):
         gpus = tuple(range(start, start + plan.gpus)) if kind.gpu else ()
         role: Role = plan.role  # type: ignore[assignment]
-        events = f"ipc://{runtime}/{plan.id}.kv" if kind.dialect == "vllm" else None
-        if kind.dialect == "sglang":
-            events = f"tcp://127.0.0.1:{internal + _EVENTS}"
+        if kind.dialect == "vllm":
+            events, replay = (f"ipc://{runtime}/{plan.id}.{end}" for end in ("kv", "replay"))
+        else:
+            events, replay = (f"tcp://127.0.0.1:{internal + at}" for at in (_EVENTS, _REPLAY))
         publishes = settings.kv_events and plan.data_parallel == 1
         places.append(
             Place(
@@ -102,6 +105,7 @@ def lay_out(
                 internal_port=internal + _INTERNAL,
                 engine_info_port=internal + _ENGINE_INFO,
                 kv_events=events if publishes else None,
+                kv_replay=replay if publishes else None,
             )
         )
     return places

@@ -107,5 +107,5 @@ def _import() -> Any:
         return import_module("pynvml")
     except ImportError:
         raise NvmlMissingError(
-            "the package nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+            "the package nvidia-ml-py is not installed (pip install 'agentsched[gpu]')"
         ) from None
