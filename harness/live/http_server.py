@@ -125,6 +125,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self.server = server
         self.open = False
+        self.held = b""
+        """A head that waits for its first part, until the event loop's next turn."""
         self.transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, bool]] = deque()
@@ -226,7 +228,7 @@ class _Connection(asyncio.Protocol):
         if length.isdecimal() and int(length) > self.server.limits.body_bytes:
             self._refuse_body()
         elif self._headers.get("expect", "").lower() == "100-continue":
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -312,12 +314,24 @@ class _Connection(asyncio.Protocol):
         exchange.reply(status, headers, body)
 
     def write(self, data: bytes) -> None:
-        self.transport.write(data)
+        held, self.held = self.held, b""
+        self.transport.write(held + data if held else data)
+
+    def hold(self, head: bytes) -> None:
+        """Send the head of an answer with its first part, or at once if that takes a while: two
+        writes would be two packets, and wake the client twice."""
+        self.held += head
+        asyncio.get_running_loop().call_soon(self._let_go)
+
+    def _let_go(self) -> None:
+        if self.held and self.open:
+            self.write(b"")
 
     def ended(self, keep_alive: bool) -> None:
         self._exchange = None
         self._since = asyncio.get_running_loop().time()
         if not keep_alive:
+            self._let_go()
             self.transport.close()
         elif self._waiting:
             self._next()
@@ -353,17 +367,17 @@ class _Exchange:
         self._started = True
         self._chunked = length is None and not self._bodyless
         if self._connection.open:
-            self._connection.write(head_bytes(status, headers, length, self._keep_alive))
+            self._connection.hold(head_bytes(status, headers, length, self._keep_alive))
 
     def data(self, part: bytes) -> None:
         connection = self._connection
         if self._ended or not connection.open or self._bodyless or not part:
             return
-        # To the transport at once: this is done for every chunk.
-        if self._chunked:
-            connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
-        else:
-            connection.transport.write(part)
+        chunk = b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part
+        if connection.held:
+            connection.write(chunk)
+        else:  # nearly always; one call less
+            connection.transport.write(chunk)
 
     def raw(self, data: bytes) -> None:
         """Write bytes as they are, whatever that makes of the answer (faults to rehearse)."""
