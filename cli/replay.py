@@ -10,6 +10,7 @@ import typer
 
 from agentsched import InvalidRunError, UsageError
 from cli import console
+from cli.login_options import Authorities, ClientToken, ClientTokenFile, login
 
 if TYPE_CHECKING:
     from harness.live.replay_run import ReplaySummary
@@ -46,6 +47,13 @@ def replay(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Run folder; nothing is kept without.")
     ] = None,
+    token_file: ClientTokenFile = None,
+    token: ClientToken = None,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="As --token-file, for the admin port."),
+    ] = None,
+    cacert: Authorities = None,
 ) -> None:
     """Play sessions against an endpoint, closed loop, with exact token counts.
 
@@ -87,6 +95,8 @@ def replay(
             settings=settings,
             recorder=kept.recorder,
             admin_url=admin_url,
+            login=login(token_file, token, cacert),
+            admin_login=login(admin_token_file, None, cacert),
         )
         if not summary.interrupted:
             kept.finish(summary)

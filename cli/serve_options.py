@@ -81,6 +81,10 @@ Key = Annotated[Path | None, typer.Option(metavar="FILE.pem", help="The certific
 BackendKeyFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The engines' own API key.")
 ]
+BackendCacert = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.pem", help="Certificates to trust, for engines behind https."),
+]
 SessionsPerKey = Annotated[
     int | None, typer.Option(min=1, help="Sessions that one token may have open.")
 ]
@@ -136,6 +140,7 @@ class Security:
     sessions_per_key: int | None = None
     queue_length: int | None = None
     max_body: int = 64
+    backend_cacert: Path | None = None
 
     def access(self) -> Access:
         """Who may use the model port.
@@ -245,6 +250,7 @@ def serve_settings(
     from harness.live.access import Access
     from harness.live.gateway import GatewaySettings
     from harness.live.http_server import Limits
+    from harness.live.login import Login
     from harness.live.polling import PollSettings
     from harness.live.serving import ServeSettings
     from harness.live.turns import DriverSettings
@@ -265,7 +271,9 @@ def serve_settings(
         admin_host=given.admin_host,
         admin_access=Access(given.tokens_of(given.admin_token_file)),
         tls=given.tls(),
-        backend_key=next(iter(given.tokens_of(given.backend_key_file)), None),
+        backend=Login(
+            next(iter(given.tokens_of(given.backend_key_file)), None), given.backend_cacert
+        ),
         max_wait_s=max_wait or None,
         limits=Limits(body_bytes=given.max_body << 20),
         host=host,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import console
+from cli.login_options import Authorities, ClientToken, ClientTokenFile, login
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,11 +19,15 @@ def top(
     url: Annotated[str, typer.Argument(metavar="URL", help="The gateway's admin address.")],
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show it once and stop.")] = False,
+    token_file: ClientTokenFile = None,
+    token: ClientToken = None,
+    cacert: Authorities = None,
 ) -> None:
     """Show replicas, sessions and rates of a running gateway until Ctrl-C."""
     from harness.live.watching import fetch_state, rates
 
-    before = fetch_state(url)
+    bring = login(token_file, token, cacert)
+    before = fetch_state(url, bring)
     if once or not sys.stdout.isatty():
         console.output().print(_view(before, rates(before, before)))
         return
@@ -32,7 +37,7 @@ def top(
         with Live(_view(before, rates(before, before)), console=console.output()) as live:
             while True:
                 time.sleep(interval)
-                now = fetch_state(url)
+                now = fetch_state(url, bring)
                 live.update(_view(now, rates(before, now)))
                 before = now
     except KeyboardInterrupt:

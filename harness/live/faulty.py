@@ -114,7 +114,8 @@ class Faulty:
         if kind in _REFUSALS:
             status = _REFUSALS[kind]
             after = [] if status == 500 else [("retry-after", "1")]
-            body = encode({"error": {"message": "busy", "code": status}})
+            message = f"this engine answers {status}, as it was told to"
+            body = encode({"error": {"message": message, "code": status}})
             exchange.reply(status, [JSON_TYPE, *after], body)
         elif kind == "metrics-gone":
             exchange.reply(404, [JSON_TYPE], encode({"detail": "Not Found"}))

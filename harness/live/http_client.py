@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -13,11 +12,13 @@ from urllib.parse import urlsplit
 import httptools
 
 from agentsched import UsageError
+from harness.live.login import Login, connect_problem
 from harness.live.wire import Call, Receiver, Request, header_text
 
 CONNECT_TIMEOUT_S = 5.0
 """Our choice: engines are near; a slower accept means a hung machine."""
 IDLE_CONNECTIONS = 1024
+CONNECTS_AT_ONCE = 64
 
 
 class HttpClient:
@@ -28,12 +29,15 @@ class HttpClient:
 
     Args:
         key: the server's own; sent with every request in place of any other.
+        tls: for https; None: certificates are held against what the system trusts.
 
     Raises:
         UsageError: `url` is not http(s)://host[:port][/path].
     """
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, key: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -46,7 +50,7 @@ class HttpClient:
         self.url = url
         self.host, self.port = parts.hostname, port or (443 if parts.scheme == "https" else 80)
         self.prefix = parts.path.rstrip("/")
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._ssl = (tls or Login().tls_for(url)) if parts.scheme == "https" else None
         host = f"[{self.host}]" if ":" in self.host else self.host
         self._authority = host if port is None else f"{host}:{port}"
         self._extra = {"authorization": f"Bearer {key}"} if key is not None else {}
@@ -64,6 +68,23 @@ class HttpClient:
                 return call
         call.connect()
         return call
+
+    async def open_ahead(self, count: int) -> None:
+        """Have so many connections ready (at most IDLE_CONNECTIONS), that sending needs not wait.
+
+        A server that cannot be reached is left for the first request to find out.
+        """
+        wanted = min(count, IDLE_CONNECTIONS) - len(self._idle)
+        for start in range(0, wanted, CONNECTS_AT_ONCE):
+            some = min(CONNECTS_AT_ONCE, wanted - start)
+            opened = await asyncio.gather(
+                *(self.open_connection() for _ in range(some)), return_exceptions=True
+            )
+            for connection in opened:
+                if isinstance(connection, _Upstream):
+                    self.keep(connection)
+                elif not isinstance(connection, OSError):
+                    raise connection
 
     async def close(self) -> None:
         """Cancel what is under way and close all connections."""
@@ -130,8 +151,7 @@ class _Call:
         try:
             connection = await self._client.open_connection()
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else "no answer"
-            reason = f"cannot reach {self._client.url}: {why}"
+            reason = f"cannot reach {self._client.url}: {connect_problem(error)}"
             self._fail(reason, unreachable=True)
             return
         self._task = None

@@ -31,7 +31,7 @@ class PollSettings:
 
 
 class Fetch:
-    """A small GET whose whole answer is handed over; status 0: no answer."""
+    """A small GET whose whole answer is handed over; status 0: no answer, and why."""
 
     def __init__(self, done: Callable[[int, bytes], None]) -> None:
         self._done: Callable[[int, bytes], None] | None = done
@@ -49,6 +49,7 @@ class Fetch:
         self._deliver(self._status)
 
     def lost(self, reason: str, *, unreachable: bool) -> None:
+        self._parts = [reason.encode()]
         self._deliver(0)
 
     def give_up(self) -> None:

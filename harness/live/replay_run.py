@@ -10,16 +10,19 @@ from urllib.parse import quote
 
 import uvloop
 
-from agentsched import AgentschedError
+from agentsched import AgentschedError, UsageError
 from harness.live.clock import LoopClock
 from harness.live.daemon import calm_collector, stop_event
 from harness.live.http_client import HttpClient
 from harness.live.lag import LagProbe, client_problems, percentile
-from harness.live.polling import get
+from harness.live.login import WITH_AUTHORITY, WITH_TOKEN, Login
 from harness.live.replay import Replayer, ReplaySettings
 from harness.live.wire import Request
 from harness.sim.driver import Recorder
 from workloads.model import Session
+
+ANSWER_S = 30.0
+"""How long the endpoint may take to answer before a replay begins. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,33 +84,42 @@ def replay(
     recorder: Recorder,
     admin_url: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    login: Login | None = None,
+    admin_login: Login | None = None,
 ) -> ReplaySummary:
     """Play sessions against the endpoint at `url` (without /v1); ends early on SIGINT.
 
     Args:
         admin_url: the gateway's admin port, told of sessions that end before their last turn.
+        login: to the endpoint; `admin_login`: to the admin port.
 
     Raises:
-        UsageError: a URL is none.
+        UsageError: a URL is none, or one asks for another token or certificate.
         AgentschedError: nothing answers there.
     """
-    return uvloop.run(_replay(url, sessions, workers, settings, recorder, admin_url, progress))
+    client = _client(url.rstrip("/").removesuffix("/v1"), login or Login())
+    admin = _client(admin_url, admin_login or Login()) if admin_url is not None else None
+    return uvloop.run(_replay(client, admin, sessions, workers, settings, recorder, progress))
+
+
+def _client(url: str, login: Login) -> HttpClient:
+    return HttpClient(url, key=login.token, tls=login.tls_for(url))
 
 
 async def _replay(
-    url: str,
+    client: HttpClient,
+    admin: HttpClient | None,
     sessions: Sequence[Session],
     workers: int | None,
     settings: ReplaySettings,
     recorder: Recorder,
-    admin_url: str | None,
     progress: Callable[[int, int], None] | None,
 ) -> ReplaySummary:
     loop = asyncio.get_running_loop()
-    client = HttpClient(url.rstrip("/").removesuffix("/v1"))
-    admin = HttpClient(admin_url) if admin_url is not None else None
     try:
-        await _check(client)
+        await _check(client, "/v1/models")
+        if admin is not None:
+            await _check(admin, "/state")
         clock, stopped, finished = LoopClock(loop), stop_event(), asyncio.Event()
 
         def release(session: str) -> None:
@@ -127,6 +139,9 @@ async def _replay(
             progress=progress,
             done=finished.set,
         )
+        if workers is not None:
+            # All start at once: that they connect as well would be counted to their first tokens.
+            await client.open_ahead(min(workers, len(sessions)))
         calm_collector()
         probe, cpu = LagProbe(loop), _cpu_s()
         replayer.start()
@@ -144,15 +159,24 @@ async def _replay(
             await admin.close()
 
 
-async def _check(client: HttpClient) -> None:
-    """Raises AgentschedError unless something answers."""
-    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    get(client, "/v1/models", lambda status, body: answer.set_result(status))
-    async with asyncio.timeout(30):
-        status = await answer
-    if status == 0:
+async def _check(client: HttpClient, path: str) -> None:
+    """Raises AgentschedError unless something answers, and lets us in."""
+    first = _First()
+    call = client.send(Request("GET", path, {"accept": "*/*"}), first)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await first.known.wait()
+    except TimeoutError:
+        first.reason = f"{client.url} does not answer in {ANSWER_S:g} s"
+    call.cancel()
+    if first.status in (401, 403):
+        raise UsageError(f"{client.url} asks for a token", WITH_TOKEN)
+    if "certificate" in first.reason:
+        raise UsageError(first.reason, WITH_AUTHORITY)
+    if not first.status:
         raise AgentschedError(
-            f"nothing answers at {client.url}", "start the gateway or engine, and check the address"
+            f"nothing answers at {client.url}: {first.reason}",
+            "start the gateway or engine, and check the address",
         )
 
 
@@ -163,6 +187,25 @@ class _Unheard:
     def data(self, part: bytes) -> None: ...
     def end(self) -> None: ...
     def lost(self, reason: str, *, unreachable: bool) -> None: ...
+
+
+class _First(_Unheard):
+    """What became of a request."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.reason = ""
+        self.known = asyncio.Event()
+
+    def head(self, status: int, headers: object) -> None:
+        self.status = status
+
+    def end(self) -> None:
+        self.known.set()
+
+    def lost(self, reason: str, *, unreachable: bool) -> None:
+        self.reason = reason
+        self.known.set()
 
 
 def _cpu_s() -> float:

@@ -28,6 +28,7 @@ from harness.live.http_server import HttpServer, Limits
 from harness.live.invariants import InvariantChecker, asked_for
 from harness.live.kv_events import KvStream, KvSubscriber
 from harness.live.legs import Bootstrap
+from harness.live.login import WITH_AUTHORITY, Login
 from harness.live.overdue import Overdue
 from harness.live.planners import ProcessPlanner
 from harness.live.polling import (
@@ -70,8 +71,8 @@ class ServeSettings:
     admin_access: Access = field(default_factory=Access)
     tls: TlsFiles | None = None
     """Of both ports; None: plain HTTP."""
-    backend_key: str | None = field(default=None, repr=False)
-    """The engines' own API key."""
+    backend: Login = field(default_factory=Login)
+    """How the gateway is let in by its engines: their own API key, whom to trust."""
     capacity_share: float = 1.0
     """Part of each replica's KV that this gateway may use."""
     max_wait_s: float | None = None
@@ -156,9 +157,10 @@ class ServedGateway:
         check_exposure(self.settings.host, self.settings.access, "the model port")
         check_exposure(self.settings.admin_host, self.settings.admin_access, "the admin port")
         self._tls = tls_context(self.settings.tls) if self.settings.tls is not None else None
-        key = self.settings.backend_key
+        bring = self.settings.backend
         self.clients = {
-            name: HttpClient(url, key=key) for name, url in zip(names, backends, strict=True)
+            name: HttpClient(url, key=bring.token, tls=bring.tls_for(url))
+            for name, url in zip(names, backends, strict=True)
         }
         self._event_log_path = event_log
         self._log_stream: IO[bytes] | None = None
@@ -346,19 +348,23 @@ class ServedGateway:
             if status:
                 info = await _server_info(self.clients[name])
                 return server_info_capacity(info) if info is not None else None
+            why = page.decode("utf-8", "replace")
+            if "certificate" in why:  # it will not become another one by waiting
+                raise BackendError(
+                    why, f"for engines, {WITH_AUTHORITY.replace('--', '--backend-')}"
+                )
             left = until - loop.time()
             if left <= 0:
                 url = self.clients[name].url
                 raise BackendError(f"{url} does not answer", "start the engine, or wait longer")
             if not told:
-                why = page.decode("utf-8", "replace")
                 self._tell(f"{name}: {why or 'no answer'}; trying for {left:.0f} s more")
                 told = True
             await asyncio.sleep(READY_POLL_S)
 
 
 async def fetch(sender: Sender, target: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
-    """GET something small; status 0: no answer, and the body says why."""
+    """GET something small; status 0: no answer, and why."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[tuple[int, bytes]] = loop.create_future()
 

@@ -7,7 +7,6 @@ import hmac
 import json
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from agentsched import UsageError
 from harness.live.access import Access, Guard, TlsFiles, is_loopback, read_tokens, tls_context
 from harness.live.gateway import GatewaySettings
 from harness.live.http_client import HttpClient
+from harness.live.login import Login
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
 from harness.live.wire import Exchange, Request
 from tests.live.rig import Got, chat, get, post, run, served_by
@@ -217,21 +217,6 @@ def test_the_queue_has_an_end() -> None:
     run(test)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    folder = tmp_path_factory.mktemp("tls")
-    files = TlsFiles(folder / "cert.pem", folder / "key.pem")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    command += ["-keyout", str(files.key), "-out", str(files.certificate)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return files
-
-
 def test_tls_by_the_standard_library(certificate: TlsFiles) -> None:
     async def test() -> None:
         async with served_by(engine([]), tls=certificate) as (served, plain):
@@ -290,7 +275,7 @@ def test_tokens_that_are_none(token: str) -> None:
 
 
 def test_a_token_is_not_shown() -> None:
-    settings = ServeSettings(access=Access((TOKEN,)), backend_key="engine-key")
+    settings = ServeSettings(access=Access((TOKEN,)), backend=Login("engine-key"))
     assert TOKEN not in repr(settings)
     assert "engine-key" not in repr(settings)
 

@@ -11,6 +11,7 @@ from harness.live.access import Access
 from harness.live.emulator import EmulatorSettings
 from harness.live.fleet_server import FleetServer
 from harness.live.http_client import HttpClient
+from harness.live.login import Login
 from harness.live.recording import TraceRecorder
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
 from harness.live.wire import Request
@@ -37,7 +38,7 @@ def test_no_key_is_written_anywhere(tmp_path: Path) -> None:
             served = ServedGateway(
                 find_policy("tao", {}),
                 fleet.urls,
-                ServeSettings(port=0, access=access, backend_key=ENGINE if number else None),
+                ServeSettings(port=0, access=access, backend=Login(ENGINE if number else None)),
                 event_log=tmp_path / f"events-{number}.jsonl",
                 watcher=recorder,
                 observer=recorder,
