@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 READY_S = 120.0
+UNKNOWN = "unknown: "
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MISBEHAVIOURS = (
     "silent",
@@ -34,6 +36,26 @@ MISBEHAVIOURS = (
     "metrics-lie",
 )
 """What engines are told to do wrong, as `harness.live.faulty` names it."""
+REASONS = {
+    r"the engine failed: the connection was closed": "cut, half-chunk, killed",
+    r"the engine failed: connection lost: .*": "cut, half-chunk, killed",
+    r"the engine failed: cannot reach .*: .*": "killed, stopped",
+    r"the engine failed: the stream ended early": "cut, malformed",
+    r"the engine failed: the stream held something that is no JSON": "malformed",
+    r"the engine failed: the engine was silent for \d+ s": "silent, stall, stopped",
+    r"the engine failed: the engine answered 503": "status-503",
+    r"the engine failed: no answer in \d+ s": "silent, stopped, killed",
+    r"this engine answers 500, as it was told to": "status-500",
+}
+"""Why a session may fail, and the faults that make it so."""
+
+
+def reason_of(error: str | None) -> str:
+    """A session's error with the faults that explain it; else `UNKNOWN` and the error."""
+    for pattern, faults in REASONS.items():
+        if error is not None and re.fullmatch(pattern, error):
+            return f"{re.sub(r'https?://[^ ]+:', 'a replica:', error)} ({faults})"
+    return f"{UNKNOWN}{error or 'nothing was said'}"
 
 
 def free_port() -> int:
@@ -122,13 +144,19 @@ class Program:
 
 
 def footprint(pid: int) -> dict[str, int]:
-    """Resident bytes, open files and threads of a process and its children."""
-    pids = [pid, *_children(pid)]
+    """Resident bytes of a process and of its children, its open files, how many they are."""
+    children = _children(pid)
     return {
-        "rss": sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) * PAGE for p in pids),
+        "rss": resident(pid),
+        "children_rss": sum(resident(child) for child in children),
         "fds": len(os.listdir(f"/proc/{pid}/fd")),
-        "processes": len(pids),
+        "processes": 1 + len(children),
     }
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process that are in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
 def _children(pid: int) -> list[int]:

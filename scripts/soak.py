@@ -7,8 +7,9 @@ Engines (`agentsched emulate --misbehave`) and the gateway (`agentsched serve`, 
 checked all the time) are processes of their own; sessions are replayed from this one, a new one
 for each that ends. Every few seconds something goes wrong: an engine is killed, stopped, falls
 silent, answers nonsense; clients vanish, dawdle, or come in crowds. Shown in the end, and the exit
-status 1 if one does not hold: every session ended or failed for a stated reason; the gateway's
-memory, files and tasks are as they were after the first sixth of the time; its accounts are zero.
+status 1 if one does not hold: every session ended or failed for a reason that is known to follow
+from a fault; the memory of the gateway and its planner, files and tasks are as they were after the
+first sixth of the time; its accounts are zero.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from harness.live.http_client import HttpClient
 from harness.live.replay import Replayer, ReplaySettings
 from harness.live.wire import Request
 from results.records import DecisionRecord, ReplicaRecord, SessionRecord, TurnRecord
-from scripts._soak import Faults, Stage, fetch, footprint
+from scripts._soak import UNKNOWN, Faults, Stage, fetch, footprint, reason_of
 from workloads.model import Session, ToolCall, TurnSpec
 
 FLAT = 0.05
@@ -67,7 +68,7 @@ class Tally:
     turns: Counter[str] = field(default_factory=Counter)
     sessions: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    unexplained: list[str] = field(default_factory=list)
+    """Why sessions failed, as `reason_of` says it."""
 
     def turn(self, record: TurnRecord) -> None:
         self.turns[record.status] += 1
@@ -75,9 +76,7 @@ class Tally:
     def session(self, record: SessionRecord) -> None:
         self.sessions[record.status] += 1
         if record.status != "finished":
-            self.reasons[record.error or "none"] += 1
-            if not record.error:
-                self.unexplained.append(record.session)
+            self.reasons[reason_of(record.error)] += 1
 
     def replica(self, record: ReplicaRecord) -> None: ...
     def decision(self, record: DecisionRecord) -> None: ...
@@ -89,9 +88,15 @@ class Sample:
 
     at_s: float
     rss: int
+    """Bytes, as those of its children: the planner and what starts it."""
+    children_rss: int
     fds: int
     processes: int
     tasks: float
+
+    @property
+    def memory(self) -> int:
+        return self.rss + self.children_rss
 
 
 class Soak:
@@ -203,8 +208,9 @@ class Soak:
                     self.problems.append(f"{replica['id']}: {name} is {replica[name]} in the end")
 
     def _report(self, wall: float) -> dict[str, Any]:
-        if self.tally.unexplained:
-            self.problems.append(f"failed without a reason: {self.tally.unexplained[:5]}")
+        for reason, count in self.tally.reasons.items():
+            if reason.startswith(UNKNOWN):
+                self.problems.append(f"{count} session(s) failed, and no fault says why: {reason}")
         if not self.tally.sessions["finished"]:
             self.problems.append("no session finished")
         figures = self._flatness()
@@ -212,7 +218,7 @@ class Soak:
             "wall_s": round(wall, 1),
             "sessions": dict(self.tally.sessions),
             "turns": dict(self.tally.turns),
-            "reasons": dict(self.tally.reasons.most_common(12)),
+            "reasons": dict(self.tally.reasons.most_common()),
             "faults": dict(sorted(self.faults.happened.items())),
             "gateway": self.counts,
             **figures,
@@ -229,14 +235,14 @@ class Soak:
             self.problems.append("too few samples of the gateway")
             return {}
         figures: dict[str, Any] = {}
-        for name in ("rss", "fds", "tasks"):
+        for name in ("memory", "rss", "children_rss", "fds", "tasks"):
             first = statistics.median(getattr(s, name) for s in early)
             last = statistics.median(getattr(s, name) for s in late)
             peak = max(getattr(s, name) for s in self.samples)
             figures[name] = {"early": first, "late": last, "peak": peak}
-        rss, fds, tasks = figures["rss"], figures["fds"], figures["tasks"]
-        grown = rss["late"] / rss["early"] - 1
-        figures["rss_growth"] = round(grown, 4)
+        memory, fds, tasks = figures["memory"], figures["fds"], figures["tasks"]
+        grown = memory["late"] / memory["early"] - 1
+        figures["memory_growth"] = round(grown, 4)
         if self.given.minutes >= 30 and grown > FLAT:  # before that, caches are still filling
             self.problems.append(f"memory grew by {grown:.1%}")
         # In a short run connections are still being made: two a session is all there may be.
@@ -253,6 +259,12 @@ class _Unheard:
     def data(self, part: bytes) -> None: ...
     def end(self) -> None: ...
     def lost(self, reason: str, *, unreachable: bool) -> None: ...
+
+
+def table(sessions: dict[str, int], reasons: dict[str, int]) -> str:
+    """What became of all sessions, a line for each reason."""
+    rows = {"finished": sessions.get("finished", 0), **reasons}
+    return "\n".join(["sessions  became", *(f"{count:8,}  {why}" for why, count in rows.items())])
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -275,6 +287,7 @@ def main() -> None:
         report = Soak(given, Path(folder)).run()
     text = json.dumps(report, indent=1)
     print(text)
+    print(table(report["sessions"], report["reasons"]))
     if given.json is not None:
         given.json.write_text(text + "\n")
     sys.exit(1 if report["problems"] else 0)
