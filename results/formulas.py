@@ -179,6 +179,29 @@ def preemptions(frames: Frames) -> Sample:
     return Sample(None if totals.empty else float(totals.sum()), len(totals))
 
 
+def in_two_legs(frames: Frames) -> Sample:
+    return Sample(float(frames.ok["prefill_replica"].notna().sum()), len(frames.ok))
+
+
+def kv_transfers(frames: Frames) -> Sample:
+    count, _ = _transfers(frames)
+    return Sample(None if count == 0 and "kv_transfers" not in frames.facts else count, count)
+
+
+def kv_transfer_mean(frames: Frames) -> Sample:
+    count, seconds = _transfers(frames)
+    return ratio(seconds, count, count, 1e3)
+
+
+def _transfers(frames: Frames) -> tuple[int, float]:
+    """How many, and how long they took in all."""
+    told = frames.facts.get("kv_transfers")
+    if told is not None:
+        return int(told["count"]), float(told["seconds"])
+    times = frames.kv_transfer_s
+    return times.size, float(times.sum())
+
+
 def imbalance(frames: Frames) -> Sample:
     """Over sampling times at which any replica is busy: mean of busiest over average."""
     if frames.replicas.empty:

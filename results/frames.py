@@ -111,6 +111,16 @@ class Frames:
         return known(elapsed(turns["first_token"], turns["tool_end"]))
 
     @cached_property
+    def kv_transfer_s(self) -> Array:
+        """Of each turn whose KV came from elsewhere, where that was observed."""
+        return known(elapsed(self.ok["kv_received"], self.ok["kv_sent"]))
+
+    @cached_property
+    def handover_s(self) -> Array:
+        turns = self.ok[self.ok["prefill_replica"].notna()]
+        return known(elapsed(turns["first_token"], turns["prefilled"]))
+
+    @cached_property
     def worst_stall_s(self) -> Array:
         """Of each session: the longest time between two successive tokens of one turn."""
         worst = self.ok.groupby("session", sort=True)["longest_gap"].max()

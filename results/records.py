@@ -59,7 +59,8 @@ class TurnRecord:
     """The prefill leg ended; None of a turn in one leg, or where not observed."""
     kv_sent: int | None = None
     """KV computed elsewhere set out for this turn's replica, from its prefill replica or a shared
-    store (the last time, if there were several); None without a transfer, or where not observed."""
+    store (the last time, if there were several); None without a transfer, or where not observed:
+    real engines count transfers, and do not tell the moments of each."""
     kv_received: int | None = None
     """It was there; kv_received - kv_sent is the transfer, waiting for the link included."""
 

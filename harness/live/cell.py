@@ -27,7 +27,7 @@ from harness.live.loops import run_bounded
 from harness.live.parts import Front, Played, Player, ReplicaAddress, Stage
 from harness.live.replay import ReplaySettings
 from harness.live.replay_player import ReplayPlayer
-from harness.live.replica_watch import ReplicaWatch
+from harness.live.replica_watch import ReplicaWatch, transfer_facts
 from harness.live.run import engine_counters, kv_counters, run_emulated, step_facts
 from harness.live.serving import find_policy
 from harness.live.settings import LiveSettings
@@ -164,12 +164,11 @@ async def _play(
             )
         stage = Stage(front, recorder, clock, folder, live.served_model, limit, progress)
         played = await _unless_something_breaks(player.play(stage), front)
-        counters = {
-            **front.counters(),
-            **played.counters,
-            **(await watch.growth_since(before)),
-        }
+        growth = await watch.growth_since(before)
+        counters = {**front.counters(), **played.counters, **growth.counters}
         facts = {**live.reset, **front.facts(), **played.facts, "engine": live.engine}
+        if any(replica.role != "mixed" for replica in replicas):
+            facts |= transfer_facts(growth.transfers)
         if fleet is not None:
             counters |= engine_counters(fleet.server.replicas)
             counters |= kv_counters(fleet.server.replicas)

@@ -122,6 +122,7 @@ def replica_record(now: int, replica: str, gauges: Gauges) -> ReplicaRecord:
     """What a poll of gauges tells, as a record."""
     sample = gauges.sample
     prompt, hits = sample.prompt_tokens or 0, sample.prefix_hits or 0
+    received = 0 if gauges.kv is None else gauges.kv.tokens or 0
     return ReplicaRecord(
         time=now,
         replica=replica,
@@ -130,7 +131,7 @@ def replica_record(now: int, replica: str, gauges: Gauges) -> ReplicaRecord:
         kv_used=sample.kv_usage or 0.0,
         kv_cached=None,
         preemptions=sample.preemptions or 0,
-        prefill_tokens=max(0, prompt - hits),
+        prefill_tokens=max(0, prompt - hits - received),
         decode_tokens=sample.generation_tokens or 0,
     )
 

@@ -35,7 +35,12 @@ _NAMES: dict[str, str] = {
     "vllm:nixl_xfer_time_seconds_count": "transfers",
     "vllm:nixl_xfer_time_seconds_sum": "transfer_s",
     "vllm:nixl_bytes_transferred_sum": "transfer_bytes",
+    "sglang:kv_transfer_latency_ms_count": "transfers",
+    "sglang:kv_transfer_latency_ms_sum": "transfer_ms",
+    "sglang:kv_transfer_total_mb_sum": "transfer_mib",
 }
+_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+_FROM_OTHERS = 'source="external_kv_transfer"'
 _MOST = 1e15
 """No gauge or counter of an engine gets there."""
 _CONFIG = "vllm:cache_config_info"
@@ -44,11 +49,24 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class KvTransfers:
-    """KV that a replica has got from others since it started."""
+    """KV that went from replica to replica since the start: vLLM counts what one has got from
+    others, SGLang what it has sent. No engine tells the moments of a single one."""
 
     count: int
     seconds: float
     bytes: int
+    tokens: int | None = None
+    """Prompt tokens that it had not to compute; None: it does not say."""
+
+    def since(self, before: KvTransfers) -> KvTransfers:
+        """Those after an earlier look."""
+        known = self.tokens is not None and before.tokens is not None
+        return KvTransfers(
+            self.count - before.count,
+            self.seconds - before.seconds,
+            self.bytes - before.bytes,
+            (self.tokens or 0) - (before.tokens or 0) if known else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,8 @@ def read_gauges(page: str) -> Gauges:
             capacity += _configured(labels)
             continue
         field = _NAMES.get(name.removesuffix("_total"))
+        if name == _BY_SOURCE and _FROM_OTHERS in labels:
+            field = "transfer_tokens"
         if field is not None:
             sglang = sglang or name.startswith("sglang:")
             found.setdefault(field, []).append(value)
@@ -95,8 +115,10 @@ def _transfers(found: dict[str, list[float]]) -> KvTransfers | None:
     count = _total(found, "transfers")
     if count is None:
         return None
-    seconds = math.fsum(found.get("transfer_s", ()))
-    return KvTransfers(count, seconds, _total(found, "transfer_bytes") or 0)
+    seconds = math.fsum(found.get("transfer_s", ())) + math.fsum(found.get("transfer_ms", ())) / 1e3
+    size = math.fsum(found.get("transfer_bytes", ()))
+    size += math.fsum(found.get("transfer_mib", ())) * 2**20
+    return KvTransfers(count, seconds, round(size), _total(found, "transfer_tokens"))
 
 
 def _samples(page: str) -> Iterator[tuple[str, str, float]]:

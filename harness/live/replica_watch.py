@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from harness.live.clock import LoopClock
-from harness.live.gauges import Gauges, read_gauges
+from harness.live.gauges import Gauges, KvTransfers, read_gauges
 from harness.live.http_client import HttpClient
 from harness.live.parts import ReplicaAddress
 from harness.live.serving import fetch
@@ -18,6 +21,36 @@ COUNTED = (
     "prefix_hits",
     "preemptions",
 )
+
+TRANSFERS_SOURCE = (
+    "the engines' counters: totals, so that when the KV of a single turn was sent and received "
+    "stays unknown"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What engines counted in a cell."""
+
+    counters: Mapping[str, float]
+    """As `engine.NAME.REPLICA`."""
+    transfers: Sequence[KvTransfers]
+    """Of each replica that counts them."""
+
+
+def transfer_facts(transfers: Iterable[KvTransfers]) -> dict[str, Any]:
+    """The KV that replicas handed to one another in a cell, as the fact that metrics use."""
+    known = list(transfers)
+    if not known:
+        return {}
+    return {
+        "kv_transfers": {
+            "count": sum(one.count for one in known),
+            "seconds": math.fsum(one.seconds for one in known),
+            "bytes": sum(one.bytes for one in known),
+        },
+        "kv_transfers_source": TRANSFERS_SOURCE,
+    }
 
 
 class ReplicaWatch:
@@ -41,19 +74,29 @@ class ReplicaWatch:
                 found[name] = read_gauges(page.decode("utf-8", "replace"))
         return found
 
-    async def growth_since(self, before: Mapping[str, Gauges]) -> dict[str, float]:
-        """What the engines' own counters have grown by, as `engine.NAME.REPLICA`.
+    async def growth_since(self, before: Mapping[str, Gauges]) -> Growth:
+        """What the engines' own counters have grown by.
 
         A replica that was restarted meanwhile, or tells nothing, is left out.
         """
-        growth: dict[str, float] = {}
+        counters: dict[str, float] = {}
+        transfers: list[KvTransfers] = []
         for name, gauges in (await self.read()).items():
             for field in COUNTED:
                 then = getattr(before[name].sample, field) if name in before else None
                 now = getattr(gauges.sample, field)
                 if then is not None and now is not None and now >= then:
-                    growth[f"engine.{field}.{name}"] = now - then
-        return growth
+                    counters[f"engine.{field}.{name}"] = now - then
+            had = before[name].kv if name in before else None
+            if gauges.kv is not None and had is not None and gauges.kv.count >= had.count:
+                grown = gauges.kv.since(had)
+                transfers.append(grown)
+                counters[f"engine.kv_transfers.{name}"] = grown.count
+                counters[f"engine.kv_transfer_s.{name}"] = grown.seconds
+                counters[f"engine.kv_transfer_bytes.{name}"] = grown.bytes
+                if grown.tokens is not None:
+                    counters[f"engine.kv_transfer_tokens.{name}"] = grown.tokens
+        return Growth(counters, transfers)
 
     def start(self, interval_s: float, seen: Callable[[str, Gauges], None]) -> None:
         """Read every so often, for cells whose front does not."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.live.emulated_answers import engine_metrics
-from harness.live.gauges import read_gauges
+from harness.live.gauges import KvTransfers, read_gauges
 from schedulers.types import ReplicaSample
 
 VLLM = """\
@@ -91,3 +91,35 @@ def test_what_the_emulator_shows_reads_back_equal() -> None:
     sample = ReplicaSample(3, 2, 1 / 3, 1000, 400, 1, 1000, 77)
     found = read_gauges(engine_metrics(sample, "m", 16, 500).decode())
     assert (found.sample, found.capacity_tokens) == (sample, 8000)
+
+
+def test_transfers_of_vllm() -> None:
+    """As vLLM 0.32 with NIXL shows them; the prompt tokens by where their KV came from."""
+    label = 'engine="0",model_name="m"'
+    page = (
+        f'vllm:nixl_xfer_time_seconds_bucket{{{label},le="0.1"}} 3.0\n'
+        f"vllm:nixl_xfer_time_seconds_count{{{label}}} 12.0\n"
+        f"vllm:nixl_xfer_time_seconds_sum{{{label}}} 4.5\n"
+        f"vllm:nixl_bytes_transferred_count{{{label}}} 12.0\n"
+        f"vllm:nixl_bytes_transferred_sum{{{label}}} 1.3533184e+07\n"
+        f'vllm:prompt_tokens_by_source_total{{{label},source="local_compute"}} 10686.0\n'
+        f'vllm:prompt_tokens_by_source_total{{{label},source="external_kv_transfer"}} 13035.0\n'
+    )
+    assert read_gauges(page).kv == KvTransfers(12, 4.5, 13_533_184, 13_035)
+    assert read_gauges(VLLM).kv is None
+
+
+def test_transfers_of_sglang() -> None:
+    """Milliseconds and MiB; it does not say of how many tokens."""
+    page = (
+        'sglang:kv_transfer_latency_ms_count{tp_rank="0"} 4.0\n'
+        'sglang:kv_transfer_latency_ms_sum{tp_rank="0"} 500.0\n'
+        'sglang:kv_transfer_total_mb_sum{tp_rank="0"} 1.5\n'
+    )
+    assert read_gauges(page).kv == KvTransfers(4, 0.5, 1_572_864)
+
+
+def test_transfers_between_two_looks() -> None:
+    now, before = KvTransfers(5, 2.5, 100, 40), KvTransfers(3, 1.0, 60, 30)
+    assert now.since(before) == KvTransfers(2, 1.5, 40, 10)
+    assert now.since(KvTransfers(3, 1.0, 60)).tokens is None

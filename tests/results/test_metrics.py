@@ -77,6 +77,12 @@ GOLDEN: dict[str, float | None] = {
     "tokens_per_joule": 185 / 370,
     # a 1101*5 + 1241*5, b 801*7 + 1031*8, d 411*2 token-seconds of 2000 * 20
     "working_set_kv": 100 * (5505 + 6205 + 5607 + 8248 + 822) / 40_000,
+    # Every turn of it was served in one leg.
+    "turns_in_two_legs": 0.0,
+    "kv_transfers": None,
+    "kv_transfer_mean": None,
+    "handover_mean": None,
+    "handover_p95": None,
     "moves_per_session": 1 / 3,
     "concurrency_mean": (10 + 16 + 5) / 20,
     "concurrency_max": 2.0,
@@ -137,6 +143,30 @@ def test_a_cell_without_any_record_has_no_values_but_its_counts() -> None:
     zero = {tag for tag, value in values.items() if value is not None}
     assert zero == {t for t in values if t.startswith(("turns_", "sessions_"))}
     assert {values[tag] for tag in zero} == {0.0}
+
+
+def test_transfers_by_the_turns_times_and_by_the_engines_counters() -> None:
+    """Three turns in two legs, their prefill over at 0.4 s. The KV of two was seen to leave and
+    arrive: 100 and 300 ms. Counters, where there are some, know of all three: 600 ms."""
+    legs: dict[str, Any] = {"prefill_replica": "p0", "prefilled": 400 * MS}
+    rows = [
+        turn("a", 0, first_token=1000 * MS, kv_sent=400 * MS, kv_received=500 * MS, **legs),
+        turn("a", 1, first_token=1200 * MS, kv_sent=500 * MS, kv_received=800 * MS, **legs),
+        turn("a", 2, first_token=1400 * MS, **legs),
+        turn("a", 3),
+    ]
+    turns = table(TurnRecord, rows).to_pandas()
+    found = summarise(golden.frames(turns=turns, facts={}))
+    tags = ("turns_in_two_legs", "kv_transfers", "kv_transfer_mean", "handover_mean")
+    assert [found[tag]["value"] for tag in tags] == [3, 2, 200, pytest.approx(0.8)]
+    counted = {"kv_transfers": {"count": 3, "seconds": 0.6, "bytes": 9}}
+    found = summarise(golden.frames(turns=turns, facts=counted))
+    assert [found[tag]["value"] for tag in tags] == [
+        *(3, 3, pytest.approx(200), pytest.approx(0.8)),
+    ]
+    none = {"kv_transfers": {"count": 0, "seconds": 0.0, "bytes": 0}}
+    found = summarise(golden.frames(facts=none))
+    assert [found[tag]["value"] for tag in tags] == [0, 0, None, None]
 
 
 def test_a_turn_without_a_streamed_first_token_counts_for_tokens_but_not_for_ttft() -> None:
