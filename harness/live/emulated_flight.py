@@ -75,7 +75,7 @@ class Flight:
             self.exchange.reply(200, [JSON_TYPE], self._whole())
             return
         self.emit(self.answer.tokens)
-        self.exchange.data(self._shown(self._ending()))
+        self.exchange.data(self._shown(self._ending()), last=True)
         self.exchange.end()
 
     def refuse(self, status: int, message: str) -> None:

@@ -165,7 +165,7 @@ class _Spoilt:
     def head(self, status: int, headers: Headers, *, length: int | None = None) -> None:
         self._exchange.head(status, headers)
 
-    def data(self, part: bytes) -> None:
+    def data(self, part: bytes, *, last: bool = False) -> None:
         if self._over:
             return
         for event in self._splitter.feed(part):

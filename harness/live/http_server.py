@@ -126,7 +126,7 @@ class _Connection(asyncio.Protocol):
         self.server = server
         self.open = False
         self.held = b""
-        """A head that waits for its first part, until the event loop's next turn."""
+        """Waits for what follows it, until the event loop's next turn."""
         self.transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, bool]] = deque()
@@ -317,10 +317,10 @@ class _Connection(asyncio.Protocol):
         held, self.held = self.held, b""
         self.transport.write(held + data if held else data)
 
-    def hold(self, head: bytes) -> None:
-        """Send the head of an answer with its first part, or at once if that takes a while: two
-        writes would be two packets, and wake the client twice."""
-        self.held += head
+    def hold(self, data: bytes) -> None:
+        """Send this with what follows it, or at once if that takes a while: two writes would be
+        two packets, and wake the client twice."""
+        self.held += data
         asyncio.get_running_loop().call_soon(self._let_go)
 
     def _let_go(self) -> None:
@@ -369,12 +369,14 @@ class _Exchange:
         if self._connection.open:
             self._connection.hold(head_bytes(status, headers, length, self._keep_alive))
 
-    def data(self, part: bytes) -> None:
+    def data(self, part: bytes, *, last: bool = False) -> None:
         connection = self._connection
         if self._ended or not connection.open or self._bodyless or not part:
             return
         chunk = b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part
-        if connection.held:
+        if last:
+            connection.hold(chunk)
+        elif connection.held:
             connection.write(chunk)
         else:  # nearly always; one call less
             connection.transport.write(chunk)

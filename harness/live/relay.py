@@ -218,7 +218,7 @@ class Relay:
             data = b"".join(self._body)
             self._body = []
         if data:
-            self._exchange.data(data)
+            self._exchange.data(data, last=self.reply.complete)
 
     def _send_head(self) -> None:
         self._head_sent = True
@@ -287,7 +287,7 @@ class Relay:
             self._exchange.head(200, [("content-type", kind), *headers])
             last = b"".join(self._body) + last
         if last:
-            self._exchange.data(last)
+            self._exchange.data(last, last=True)
         self._exchange.end()
 
     def _in_legs(self, usage: Usage) -> Usage:

@@ -36,10 +36,11 @@ def of_form(read: Callable[[], T]) -> T:
 class EventSplitter:
     """Cuts a stream into whole events, each with the blank line that ends it."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("rest",)
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""
+        """The unfinished event at the end."""
 
     def feed(self, part: bytes) -> list[bytes]:
         """The events that `part` completes, as the bytes received.
@@ -47,17 +48,12 @@ class EventSplitter:
         Raises:
             StreamError: an event is longer than MAX_EVENT_BYTES.
         """
-        text = self._rest + part if self._rest else part
+        text = self.rest + part if self.rest else part
         if b"\r" in text:
             return self._feed_with_carriage_returns(text)
         pieces = text.split(b"\n\n")
         self._keep(pieces.pop())
         return [piece + b"\n\n" for piece in pieces]
-
-    @property
-    def rest(self) -> bytes:
-        """The unfinished event at the end."""
-        return self._rest
 
     def _keep(self, rest: bytes) -> None:
         if len(rest) > MAX_EVENT_BYTES:
@@ -65,7 +61,7 @@ class EventSplitter:
                 f"the engine sent an event of more than {MAX_EVENT_BYTES >> 20} MiB",
                 "check that the backend serves an OpenAI API",
             )
-        self._rest = rest
+        self.rest = rest
 
     def _feed_with_carriage_returns(self, text: bytes) -> list[bytes]:
         """Lines may end in CR LF. A lone CR is not accepted as a line end: no engine sends it."""

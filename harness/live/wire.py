@@ -54,7 +54,10 @@ class Exchange(Protocol):
         """Start the answer; `length` None: its parts are sent chunked."""
         ...
 
-    def data(self, part: bytes) -> None: ...
+    def data(self, part: bytes, *, last: bool = False) -> None:
+        """Send a part. `last`: the end is expected at once, and may go out with it."""
+        ...
+
     def end(self) -> None: ...
     def cut(self) -> None:
         """End the answer in a way the client sees as broken off."""
@@ -131,7 +134,7 @@ class _LoopbackExchange:
         if self._receiver is not None:
             self._receiver.head(status, {name.lower(): value for name, value in headers})
 
-    def data(self, part: bytes) -> None:
+    def data(self, part: bytes, *, last: bool = False) -> None:
         if self._receiver is not None:
             self._receiver.data(part)
 
