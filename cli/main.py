@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -116,6 +117,7 @@ def _options(
 def main() -> None:
     """Run the command line on sys.argv; leaves with one of the documented exit codes."""
     console.never_fail_on_encoding()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as Ctrl-C does
     arguments = sys.argv[1:]
     if "--debug" in arguments:
         arguments = ["--debug", *(word for word in arguments if word != "--debug")]

@@ -95,6 +95,7 @@ def replay(
             settings=settings,
             recorder=kept.recorder,
             admin_url=admin_url,
+            tell=notes.print,
             login=login(token_file, token, cacert),
             admin_login=login(admin_token_file, None, cacert),
         )

@@ -24,7 +24,7 @@ from harness.live.fronts import (
     with_idle_expiry,
 )
 from harness.live.loops import run_bounded
-from harness.live.parts import Front, Played, Player, ReplicaAddress, Stage
+from harness.live.parts import Ending, Front, Played, Player, ReplicaAddress, Stage
 from harness.live.replay import ReplaySettings
 from harness.live.replay_player import ReplayPlayer
 from harness.live.replica_watch import ReplicaWatch, transfer_facts
@@ -163,7 +163,7 @@ async def _play(
                 lambda name, gauges: recorder.replica(replica_record(clock.now, name, gauges)),
             )
         stage = Stage(front, recorder, clock, folder, live.served_model, limit, progress)
-        played = await _unless_something_breaks(player.play(stage), front)
+        played = await _unless_something_breaks(player.play(stage), front, stage.ending)
         growth = await watch.growth_since(before)
         counters = {**front.counters(), **played.counters, **growth.counters}
         facts = {**live.reset, **front.facts(), **played.facts, "engine": live.engine}
@@ -187,7 +187,9 @@ async def _play(
             await fleet.close()
 
 
-async def _unless_something_breaks(playing: Coroutine[Any, Any, Played], front: Front) -> Played:
+async def _unless_something_breaks(
+    playing: Coroutine[Any, Any, Played], front: Front, ending: Ending
+) -> Played:
     """What playing returns. An exception in any callback of the loop ends it: the turn that it
     belonged to would else be waited for without end.
 
@@ -212,7 +214,7 @@ async def _unless_something_breaks(playing: Coroutine[Any, Any, Played], front: 
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if task.done() or broken.done():
             return (task if task.done() else broken).result()
-        await _drain(front)
+        await _drain(front, ending)
         raise CellInterruptedError("the cell was interrupted", "the same command goes on with it")
     finally:
         loop.set_exception_handler(None)
@@ -224,14 +226,20 @@ async def _unless_something_breaks(playing: Coroutine[Any, Any, Played], front: 
             loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def _drain(front: Front) -> None:
-    """Take no turn any more, and wait for those at the replicas."""
-    if not isinstance(front, GatewayFront):
-        return  # what others' routers have in hand is not known
-    driver = front.served.driver
-    driver.draining = True
+async def _drain(front: Front, ending: Ending) -> None:
+    """Begin no turn any more, and wait for those at the replicas. What others' routers have in
+    hand the player alone can tell."""
+    driver = front.served.driver if isinstance(front, GatewayFront) else None
+    if driver is not None:
+        driver.draining = True
     until = asyncio.get_running_loop().time() + DRAIN_S
-    while driver.facts()["in_flight"] and asyncio.get_running_loop().time() < until:
+    while asyncio.get_running_loop().time() < until:
+        running = ending.drain() if ending.drain is not None else 0
+        if driver is not None:  # turns that it holds are not waited for
+            facts = driver.facts()
+            running = max(facts["in_flight"], running - facts["waiting"])
+        if not running:
+            return
         await asyncio.sleep(0.05)
 
 

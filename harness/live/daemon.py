@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ from harness.sim.links import LinkSpec
 Tell = Callable[[str], None]
 SAVE_EVERY_S = 30.0
 """How often a recording is written while it goes on. Our choice."""
+DRAIN_S = 20.0
+"""Turns that run when a server is told to end have this long for it. Our choice."""
+DRAIN_LOOK_S = 0.02
 
 
 def serve(
@@ -35,7 +39,7 @@ def serve(
     content: Path | None = None,
     workload: str = "recorded",
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM. Turns that run then may end, unless it comes twice.
 
     Args:
         tell: is given lines for the user.
@@ -84,7 +88,8 @@ async def _serve(
         },
         tell=tell,
     )
-    stopped = stop_event()
+    stopping = Stopping()
+    stopped = stopping.told
     calm_collector()
     try:
         starting = asyncio.ensure_future(served.start())
@@ -103,6 +108,8 @@ async def _serve(
                 recorder.save()
         if served.failure.done():
             raise served.failure.result()
+        served.driver.draining = True
+        await stopping.drained(lambda: served.driver.facts()["in_flight"], tell)
     finally:
         await served.close()
 
@@ -131,14 +138,15 @@ def emulate(
 
 
 async def _emulate(fleet: FleetServer, host: str, port: int, tell: Tell) -> None:
-    stopped = stop_event()
+    stopping = Stopping()
     try:
         await fleet.start(host, port)
         for index, (replica, url) in enumerate(zip(fleet.replicas, fleet.urls, strict=True)):
             role = "" if replica.role == "mixed" else f", {replica.role}"
             events = f", KV events {fleet.publishers[index].address}" if fleet.publishers else ""
             tell(f"{replica.name}: {url}{role}{events}")
-        await stopped.wait()
+        await stopping.told.wait()
+        await stopping.drained(fleet.drain, tell)
     finally:
         await fleet.close()
 
@@ -151,13 +159,29 @@ def calm_collector() -> None:
     gc.set_threshold(50_000, 10, 100)
 
 
-def stop_event() -> asyncio.Event:
-    """Set by SIGINT or SIGTERM."""
-    event = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, event.set)
-    return event
+class Stopping:
+    """SIGINT or SIGTERM: the first asks to end well, the second to end at once."""
+
+    def __init__(self) -> None:
+        self.told, self.again = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        (self.again if self.told.is_set() else self.told).set()
+
+    async def drained(self, running: Callable[[], int], tell: Tell) -> None:
+        """Wait until nothing runs any more, for `DRAIN_S` at most, or for the second signal."""
+        left = running()
+        if not left or self.again.is_set():
+            return
+        tell(f"stopping: {left} running turn(s) may end; Ctrl-C again stops at once")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while running() and not self.again.is_set():
+                    await asyncio.sleep(DRAIN_LOOK_S)
+        await asyncio.sleep(DRAIN_LOOK_S)  # the last answers are on their way
 
 
 async def _first(work: asyncio.Future[None], stopped: asyncio.Event) -> bool:

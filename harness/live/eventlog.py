@@ -33,7 +33,7 @@ class EventLog:
     """Writes the log.
 
     Args:
-        stream: opened for binary writing; the caller closes it.
+        stream: opened for binary writing; closed by `close`.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class EventLog:
         self._flushed = 0
         self.problem: str | None = None
         """Why nothing more is logged (a full disk); None: it is."""
+        self._closed = False
         head = {
             "version": VERSION,
             "scheduler": scheduler,
@@ -62,22 +63,33 @@ class EventLog:
         }
         self._stream.write(orjson.dumps(head) + b"\n")
 
+    def close(self) -> None:
+        """Nothing is logged any more: what comes yet are timers of a gateway that has ended."""
+        self._closed = True
+        try:
+            self._stream.close()
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        self.problem = self.problem or error.strerror or str(error)
+
     def write(
         self, event: ev.Event, operations: list[Operation], answers: list[tuple[int, int]]
     ) -> None:
+        if self._closed or self.problem is not None:
+            return
         line: dict[str, Any] = {"event": type(event).__name__, **_event_json(event)}
         line["operations"] = [operation_json(operation) for operation in operations]
         if answers:
             line["progress"] = answers
-        if self.problem is not None:
-            return
         try:
             self._stream.write(orjson.dumps(line) + b"\n")
             if event.now - self._flushed > FLUSH_NS:
                 self._stream.flush()
                 self._flushed = event.now
         except OSError as error:  # callers need their answers, log or no log
-            self.problem = error.strerror or str(error)
+            self._failed(error)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from harness.live.faulty import Faulty
 from harness.live.http_server import HttpServer
 from harness.live.kv_publishing import KvPublisher
 from harness.live.parts import Role
-from harness.live.wire import Handler, Headers
+from harness.live.wire import Exchange, Handler, Headers, Request
 from harness.sim.async_engine import engine_for
 from harness.sim.engine_types import EngineParams, StepTime
 from harness.sim.links import LinkSpec
@@ -179,6 +179,12 @@ class FleetServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def drain(self) -> int:
+        """Take no further request; how many still run. To be asked again until none does."""
+        for server in self._servers:
+            server.handler = _stopping
+        return sum(replica.in_flight for replica in self.replicas)
+
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
@@ -186,6 +192,10 @@ class FleetServer:
             await server.close()
         for publisher in self.publishers:
             await publisher.close()
+
+
+def _stopping(request: Request, exchange: Exchange) -> None:
+    exchange.reply(503, *_refusal(request.path, 503, "the engine is stopping"))
 
 
 def _refusal(path: str, status: int, message: str) -> tuple[Headers, bytes]:

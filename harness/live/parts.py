@@ -98,6 +98,16 @@ class Front(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(slots=True)
+class Ending:
+    """How a player lets its turns end when the cell is told to.
+
+    `drain` is set by players that can: it begins no further turn, and says how many still run.
+    """
+
+    drain: Callable[[], int] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What a player is given."""
@@ -112,6 +122,7 @@ class Stage:
     """Name that the replicas serve the model under."""
     context_limit: int
     progress: Callable[[int, int], None]
+    ending: Ending = field(default_factory=Ending)
 
 
 @dataclass(frozen=True, slots=True)

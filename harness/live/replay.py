@@ -121,7 +121,7 @@ class Replayer:
         self._calls: dict[str, Call] = {}
         self._agents: dict[str, Agent] = {}
         """Of the sessions under way."""
-        self._stopped = False
+        self._stopped = self._draining = False
 
     def start(self) -> None:
         """Schedule the first sessions."""
@@ -138,6 +138,12 @@ class Replayer:
     def take_no_more(self) -> None:
         """Let the sessions under way end, and start no further ones."""
         self._queue.clear()
+
+    def drain(self) -> int:
+        """Begin no further turn; how many still run. To be asked again until none does."""
+        self._draining = True
+        self._queue.clear()
+        return self.counts.in_flight
 
     def stop(self) -> None:
         """Give up: cancel what is in flight, record it so, and start nothing more."""
@@ -157,7 +163,7 @@ class Replayer:
         self._clock.at(at, Priority.AGENT, partial(self._start, session))
 
     def _start(self, session: Session) -> None:
-        if self._stopped:
+        if self._stopped or self._draining:
             return
         now = self._clock.now
         agent = self._agents[session.id] = Agent(session, now, 4.0)
@@ -216,7 +222,7 @@ class Replayer:
     # Turns.
 
     def _arrive(self, agent: Agent, due: int) -> None:
-        if agent.ended or self._stopped:
+        if agent.ended or self._stopped or self._draining:
             return
         now = self._clock.now
         self.counts.dispatch_lags_ns.append(now - due)
@@ -288,7 +294,7 @@ class Replayer:
         self._clock.at(at, Priority.AGENT, partial(self._resend, agent))
 
     def _resend(self, agent: Agent) -> None:
-        if not agent.ended and not self._stopped:
+        if not (agent.ended or self._stopped or self._draining):
             agent.resend(self._clock.now)
             self._send(agent)
 

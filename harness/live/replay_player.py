@@ -44,6 +44,7 @@ class ReplayPlayer:
             progress=stage.progress,
             done=finished.set,
         )
+        stage.ending.drain = replayer.drain
         calm_collector()
         probe, cpu = LagProbe(loop), _cpu_s()
         started = stage.clock.now

@@ -12,7 +12,7 @@ import uvloop
 
 from agentsched import AgentschedError, UsageError
 from harness.live.clock import LoopClock
-from harness.live.daemon import calm_collector, stop_event
+from harness.live.daemon import Stopping, Tell, calm_collector
 from harness.live.http_client import HttpClient
 from harness.live.lag import LagProbe, client_problems, percentile
 from harness.live.login import WITH_AUTHORITY, WITH_TOKEN, Login
@@ -86,8 +86,10 @@ def replay(
     progress: Callable[[int, int], None] | None = None,
     login: Login | None = None,
     admin_login: Login | None = None,
+    tell: Tell = lambda line: None,
 ) -> ReplaySummary:
-    """Play sessions against the endpoint at `url` (without /v1); ends early on SIGINT.
+    """Play sessions against the endpoint at `url` (without /v1); ends early on SIGINT or
+    SIGTERM: turns that run then may end, unless it comes twice.
 
     Args:
         admin_url: the gateway's admin port, told of sessions that end before their last turn.
@@ -99,7 +101,7 @@ def replay(
     """
     client = _client(url.rstrip("/").removesuffix("/v1"), login or Login())
     admin = _client(admin_url, admin_login or Login()) if admin_url is not None else None
-    return uvloop.run(_replay(client, admin, sessions, workers, settings, recorder, progress))
+    return uvloop.run(_replay(client, admin, sessions, workers, settings, recorder, progress, tell))
 
 
 def _client(url: str, login: Login) -> HttpClient:
@@ -114,13 +116,14 @@ async def _replay(
     settings: ReplaySettings,
     recorder: Recorder,
     progress: Callable[[int, int], None] | None,
+    tell: Tell,
 ) -> ReplaySummary:
     loop = asyncio.get_running_loop()
     try:
         await _check(client, "/v1/models")
         if admin is not None:
             await _check(admin, "/state")
-        clock, stopped, finished = LoopClock(loop), stop_event(), asyncio.Event()
+        clock, stopping, finished = LoopClock(loop), Stopping(), asyncio.Event()
 
         def release(session: str) -> None:
             if admin is not None:
@@ -145,10 +148,12 @@ async def _replay(
         calm_collector()
         probe, cpu = LagProbe(loop), _cpu_s()
         replayer.start()
-        waits = [asyncio.ensure_future(e.wait()) for e in (finished, stopped)]
+        waits = [asyncio.ensure_future(e.wait()) for e in (finished, stopping.told)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        if stopping.told.is_set():
+            await stopping.drained(replayer.drain, tell)
         makespan = clock.now
         replayer.stop()
         probe.stop()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -163,7 +162,7 @@ class ServedGateway:
             for name, url in zip(names, backends, strict=True)
         }
         self._event_log_path = event_log
-        self._log_stream: IO[bytes] | None = None
+        self._log: EventLog | None = None
         self._watcher = watcher
         self.port = self.admin_port = 0
         self.gateway: Gateway
@@ -196,7 +195,7 @@ class ServedGateway:
             for name in self.clients
         ]
         self.clock = clock = LoopClock(loop, self._speed)
-        log = self._open_log(replicas)
+        self._log = log = self._open_log(replicas)
         self.driver = LiveDriver(
             lambda progress: ControlPlane(
                 self.policy.scheduler,
@@ -279,19 +278,24 @@ class ServedGateway:
         for client in self.clients.values():
             await client.close()
         self._planner.close()
-        if self._log_stream is not None:
-            with contextlib.suppress(OSError):  # a full disk; the log ends before
-                self._log_stream.close()
+        if self._log is not None:
+            self._log.close()
+
+    @property
+    def log_problem(self) -> str | None:
+        """Why the event log ends early; None: it does not, or there is none."""
+        if self._log is None or self._log.problem is None:
+            return None
+        return f"the event log {self._event_log_path} ends early: {self._log.problem}"
 
     # Parts.
 
     def _open_log(self, replicas: list[ReplicaConfig]) -> EventLog | None:
         if self._event_log_path is None:
             return None
-        self._log_stream = self._event_log_path.open("wb")
         policy = self.policy
         return EventLog(
-            self._log_stream,
+            self._event_log_path.open("wb"),
             policy.target,
             policy.settings,
             policy.seed,

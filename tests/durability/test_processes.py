@@ -16,14 +16,15 @@ from tests.durability.processes import emulated_spec, kill, marked, start, turns
 CELL = "tiny+round-robin+4w+s0"
 
 
-def test_ctrl_c_lets_running_turns_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_lets_running_turns_end(tmp_path: Path, number: signal.Signals) -> None:
     """First: no turn is begun any more, running ones end. The same command then goes on."""
     spec, mark = emulated_spec(tmp_path), f"drain {tmp_path}"
     run = start("run", spec, "-o", "out", cwd=tmp_path, mark=mark)
     folder = tmp_path / "out/cells" / CELL
     wait_until(lambda: len(turns_in(folder)) >= 2, "two turns", process=run)
     begun = len(turns_in(folder))
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     _, err = run.communicate(timeout=120)
     assert run.returncode == 130, err
     assert "running turns may end" in err
