@@ -1,7 +1,7 @@
 """What the gateway and the replay client cost, measured beside other routers in one run.
 
 python -m scripts.bench_gateway [--rounds 5] [--streams 160] [--spread 0] [--peers FOLDER]
-    [--thunderagent CHECKOUT [--thunderagent-python PYTHON]]
+    [--thunderagent CHECKOUT [--thunderagent-python PYTHON]] [--long-prompts 20]
 
 Two engines of known timing (`bench_stub.c`) stand behind every arm. Arms take turns in each round,
 so that whatever else the machine does meets all of them. Shown: medians over rounds of what an arm
@@ -40,6 +40,9 @@ from typing import Any
 HERE = Path(__file__).parent
 TTFT_MS, ITL_MS, TOKENS = 200, 20, 64
 READY_S = 120.0
+LONG_TOKENS = 100_000
+LONG_START_S = 1.0
+"""Until the client of the long prompts has started."""
 PEERS = {
     "vllm-router": "{program} --host 127.0.0.1 --port {port} --worker-urls {url1} {url2} "
     "--policy round_robin --prometheus-port {extra}",
@@ -77,6 +80,9 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, action="append", default=[])
     parser.add_argument("--thunderagent", type=Path, default=None, metavar="CHECKOUT")
     parser.add_argument("--thunderagent-python", default=sys.executable, metavar="PYTHON")
+    parser.add_argument(
+        "--long-prompts", type=float, default=0.0, metavar="A_SECOND", help="also beside these"
+    )
     parser.add_argument("--arm", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--only", default=None, help="arms to run, with commas between")
     parser.add_argument("--json", type=Path, default=None, help="also write every figure here")
@@ -94,8 +100,10 @@ def main() -> None:
         for name, command in commands.items():
             arms.append(stack.enter_context(_router(name, command, stubs, folder)))
         load = [f"--streams={given.streams}", f"--turns={given.turns}", f"--spread={given.spread}"]
-        rows = _rounds(arms, stubs, given.rounds, load)
+        rows = _rounds(arms, stubs, given.rounds, load, given.long_prompts)
     _show(rows, f"{given.streams} streams started over {given.spread:g} s")
+    if given.long_prompts:
+        _show_gaps(rows, given.long_prompts)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -233,12 +241,16 @@ def _free_port() -> int:
 
 
 def _rounds(
-    arms: list[Server], stubs: list[Server], rounds: int, load: list[str]
+    arms: list[Server], stubs: list[Server], rounds: int, load: list[str], long_rate: float
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number in range(-1, rounds):  # the first warms everything up and is not kept
         for arm in arms:
             row = _measure(arm, stubs, load)
+            if long_rate and number >= 0:
+                with _long_prompts(arm, long_rate, row["makespan_s"]):
+                    beside = _measure(arm, stubs, load)
+                row["gap_p99_beside_ms"] = beside["gap_p99_ms"]
             if number >= 0:
                 rows.append({"round": number, "arm": arm.name, **row})
                 print(f"round {number + 1} {arm.name}: {_short(row)}", file=sys.stderr)
@@ -270,6 +282,25 @@ def _measure(arm: Server, stubs: list[Server], load: list[str]) -> dict[str, Any
     row["cpu_us_per_chunk"] = spent / max(1, row["tokens"]) * 1e6
     row["client_us_per_token"] = row["client_cpu_s"] / max(1, row["tokens"]) * 1e6
     return row
+
+
+@contextmanager
+def _long_prompts(arm: Server, rate: float, seconds: float) -> Iterator[None]:
+    """Prompts of 100,000 tokens beside what runs inside."""
+    count = max(1, round(rate * seconds))
+    command = [sys.executable, "-m", "scripts.bench_load", arm.url, f"--streams={count}"]
+    command += [f"--rate={rate}", "--turns=1", "--tokens=1", f"--prompt={LONG_TOKENS}"]
+    process = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE)
+    time.sleep(LONG_START_S)
+    try:
+        yield
+    finally:
+        output, _ = process.communicate(timeout=60)
+        done: dict[str, Any] = json.loads(output)
+        if done["ok"] < done["turns"]:
+            sys.exit(
+                f"{arm.name} lost {done['turns'] - done['ok']} of {done['turns']} long prompts"
+            )
 
 
 def _get(url: str) -> dict[str, Any]:
@@ -323,6 +354,17 @@ def _show(rows: list[dict[str, Any]], what: str) -> None:
             f"{ratio:.2f} x CPU",
         )
         print(("{:<14}" + "{:>17}" * 5).format(name, *cells))
+
+
+def _show_gaps(rows: list[dict[str, Any]], rate: float) -> None:
+    print(f"longest gap of a stream, p99, beside {rate:g} prompts of 100,000 tokens a second")
+    print(("{:<14}" + "{:>17}" * 3).format("arm", "alone", "beside them", "grows by"))
+    for name in dict.fromkeys(row["arm"] for row in rows):
+        arm = [row for row in rows if row["arm"] == name]
+        grown = statistics.median(row["gap_p99_beside_ms"] - row["gap_p99_ms"] for row in arm)
+        alone, beside = _median(arm, "gap_p99_ms"), _median(arm, "gap_p99_beside_ms")
+        cells = (f"{alone:.1f} ms", f"{beside:.1f} ms", f"{grown:.1f} ms")
+        print(("{:<14}" + "{:>17}" * 3).format(name, *cells))
 
 
 def _median(rows: list[dict[str, Any]], key: str) -> float:

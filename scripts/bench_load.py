@@ -1,6 +1,7 @@
 """Streams against an endpoint, for the gateway benchmark; prints one JSON object.
 
 python -m scripts.bench_load URL --streams 160 --turns 3 [--tokens 64] [--prompt 400]
+    [--spread SECONDS | --rate A_SECOND]
 """
 
 from __future__ import annotations
@@ -30,11 +31,23 @@ class Turns:
     def decision(self, record: DecisionRecord) -> None: ...
 
 
-def sessions(streams: int, turns: int, tokens: int, prompt: int) -> list[Session]:
-    """Sessions of single-message turns: each prompt is new text."""
+def sessions(
+    streams: int, turns: int, tokens: int, prompt: int, rate: float | None
+) -> list[Session]:
+    """Sessions of single-message turns: each prompt is new text.
+
+    Args:
+        rate: sessions started a second; None: no arrival times.
+    """
     turn = TurnSpec(prompt, tokens)
     return [
-        Session(f"stream-{number}", (turn,) * turns, "bench", "generated")
+        Session(
+            f"stream-{prompt}-{number}",
+            (turn,) * turns,
+            "bench",
+            "generated",
+            arrival_s=None if rate is None else number / rate,
+        )
         for number in range(streams)
     ]
 
@@ -47,12 +60,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=400, help="prompt tokens, 4 bytes each")
     parser.add_argument("--spread", type=float, default=0.0, help="seconds over which to start")
+    parser.add_argument("--rate", type=float, default=None, help="streams started a second")
     given = parser.parse_args()
     kept = Turns()
     summary = replay(
         given.url,
-        sessions(given.streams, given.turns, given.tokens, given.prompt),
-        workers=given.streams,
+        sessions(given.streams, given.turns, given.tokens, given.prompt, given.rate),
+        workers=given.streams if given.rate is None else None,
         settings=ReplaySettings(model="stub", start_spread_s=given.spread, show_tools=False),
         recorder=kept,
     )
