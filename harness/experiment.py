@@ -182,9 +182,16 @@ def execute(
             )
         failed = {failure.cell for failure in failures}
         done = tuple(job.cell for job in all_jobs if job.cell not in failed)
+        # Chat beside real agents has cells that no plan names.
+        planned_cells = {job.cell for job in all_jobs}
+        beside = [
+            state.cell
+            for state in store.states()
+            if state.status == "done" and state.cell not in planned_cells
+        ]
         invalid = {
             cell: why
-            for cell in done
+            for cell in (*done, *beside)
             if (why := why_invalid(store.summary(cell), planned.spec.max_failed_share))
         }
     order = {job.cell: index for index, job in enumerate(all_jobs)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +236,23 @@ def test_check_raises_what_stands_against_a_result() -> None:
         failed.check()
     with pytest.raises(InvalidRunError, match=r"1 of 1 cells are invalid; first: .*: too few"):
         RunResult(Path("x"), (cell,), (), (), {cell: "too few"}).check()
+
+
+def test_a_cell_beside_the_planned_ones_can_be_invalid_too(tmp_path: Path) -> None:
+    first = run(tiny_spec(tmp_path, schedulers=["smetric"]), out=tmp_path / "run")
+    (cell,) = first.done
+    assert not first.invalid
+    beside = replace(cell, workload="chat-beside-tiny", workers=0)
+    own, folder = (tmp_path / "run" / "cells" / each.name for each in (cell, beside))
+    shutil.copytree(own, folder)
+    for name, key in (("cell.json", None), ("summary.json", "cell")):
+        found = json.loads((folder / name).read_text())
+        (found if key is None else found[key]).update(workload=beside.workload, workers=0)
+        found.setdefault("facts", {})["invalid"] = "the client was the bottleneck"
+        (folder / name).write_text(json.dumps(found))
+    again = run(tiny_spec(tmp_path, schedulers=["smetric"]), out=tmp_path / "run")
+    assert (again.done, again.kept) == ((cell,), (cell,))
+    assert again.invalid == {beside: "the client was the bottleneck"}
 
 
 def decision(second: float, event: str, command: str, **fields: Any) -> dict[str, Any]:
