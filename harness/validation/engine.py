@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from agentsched import InputError
@@ -46,9 +46,9 @@ ABOUT = (
     "{turns} turns, {workers} at a time, through the gateway, with {kv:,} tokens of KV cache each. "
     "Every step is noted from inside the engine. First our engine loop gets the noted arrivals and "
     "step times, and must do the same step by step. Then the simulator plays the cells by itself "
-    "(simulated), with step times fitted on equal prompts at once, and nothing else. Engines, "
-    "their API servers, gateway and client share the processor's cores, which the simulator does "
-    "not know: no bound on times."
+    "(simulated), with step times fitted on equal prompts at once, prompts as long as the engine "
+    "counted them, and nothing else. Engines, their API servers, gateway and client share the "
+    "processor's cores, which the simulator does not know: no bound on times."
 )
 
 
@@ -134,7 +134,7 @@ def compare_recording(folder: Path) -> Finding:
     fit = fit_steps(sweeps, read_calls(folder / "sweep.json"))
     run = load_run(folder / "run")
     pairs = [
-        _Pair(job, measured(run, job), simulated(job, fit), *hits_by_counter(run, job))
+        _Pair(job, measured(run, job), simulated(run, job, fit), *hits_by_counter(run, job))
         for job in jobs
     ]
     steps = _steps_by_arm(jobs, notes)
@@ -241,6 +241,12 @@ def _gap(real: Sequence[Figures], ours: Sequence[Figures], metric: str) -> float
     return _mean(ours, metric) - _mean(real, metric)
 
 
+def _noise(real: Sequence[Figures], ours: Sequence[Figures], metric: str) -> float | None:
+    """Standard error of `_gap`, from the seeds' own gaps; None with one seed."""
+    gaps = [getattr(o, metric) - getattr(r, metric) for r, o in zip(real, ours, strict=True)]
+    return stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None
+
+
 def _step_table(steps: Mapping[str, Sequence[Compared]]) -> Table:
     rows = [_step_row(name, found) for name, found in steps.items()]
     columns = ("cells", "requests", "steps", "equal", "cached tokens", "preempted", "evicted")
@@ -289,7 +295,9 @@ def _figure_table(
         for metric in METRICS:
             left, right = _mean(real[arm], metric), _mean(ours[arm], metric)
             if metric == "hit":
-                row.append(f"{left:.1f} / {right:.1f} % ({right - left:+.1f} points)")
+                noise = _noise(real[arm], ours[arm], metric)
+                gap = f"{right - left:+.1f}" + ("" if noise is None else f" ± {noise:.1f}")
+                row.append(f"{left:.1f} / {right:.1f} % ({gap} points)")
             else:
                 unit, scale = ("ms", 1e3) if metric in ("ttft", "tpot") else ("s", 1.0)
                 shown = f"{left * scale:.3g} / {right * scale:.3g} {unit}"
@@ -354,11 +362,15 @@ def _notes(
         "mean TTFT: gateway and client wait for a core, and the wait is in the measured times."
     )
     yield (
-        "A gap is beyond its noise if the seeds of one scheduler all lie on one side of the "
-        "other's. Agents send their replies rewritten, as new text. "
-        "The replay sends them as the user's text, so that to a gateway every turn is a first one, "
-        "which SMetric balances; the simulator counts them as replies. Its hit rates differ for "
-        "that reason."
+        "A gap between schedulers is beyond its noise if the seeds of one all lie on one side of "
+        "the other's. Behind the ± is the standard error of the difference, from the differences "
+        "of the seeds: the order in which turns reach an engine is chance, and with it what a full "
+        "cache holds."
+    )
+    yield (
+        "Cells are laid out so that hit rates hang little on times: many turns to a session, tools "
+        "that run long beside a turn, and session affinity by the session's id (`rendezvous`) "
+        "instead of by turns in flight. Agents send their replies rewritten, in other words."
     )
     yield (
         "vLLM never composes steps ahead on CPUs (`vllm/platforms/cpu.py` turns asynchronous "

@@ -8,6 +8,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from agentsched import InputError
 from harness.cells import CellJob, sessions_of
 from harness.sim.engine_types import PS_PER_NS
 from harness.sim.run import simulate
@@ -15,6 +16,7 @@ from harness.validation.engine_fit import Fit
 from results.records import DecisionRecord, ReplicaRecord, SessionRecord, TurnRecord
 from results.run import Run
 from schedulers.registry import create
+from workloads.model import Session, TurnSpec
 
 
 class Figures(NamedTuple):
@@ -75,11 +77,46 @@ class _Kept:
         pass
 
 
-def simulated(job: CellJob, fit: Fit) -> Figures:
-    """The cell in simulation: same sessions, scheduler and settings, the fitted step times."""
+def as_counted(
+    sessions: Sequence[Session], prompts: Mapping[tuple[str, int], int]
+) -> list[Session]:
+    """Sessions with prompts as long as an engine counted them, the chat template's tokens too.
+
+    Args:
+        sessions: turns keep the whole prompt of an earlier one, or nothing.
+        prompts: tokens by session and turn.
+
+    Raises:
+        InputError: a turn was not counted.
+    """
+    found = []
+    for session in sessions:
+        turns: list[TurnSpec] = []
+        for index, turn in enumerate(session.turns):
+            tokens = prompts.get((session.id, index))
+            if tokens is None:
+                raise InputError(f"turn {index} of {session.id} did not end", "record it again")
+            kept = 0 if turn.kept_turn is None else turns[turn.kept_turn].prompt_tokens
+            new = tokens - kept - sum(segment.tokens for segment in turn.shared)
+            turns.append(replace(turn, kept_tokens=kept, new_tokens=new))
+        found.append(replace(session, turns=tuple(turns)))
+    return found
+
+
+def simulated(run: Run, job: CellJob, fit: Fit) -> Figures:
+    """The cell in simulation: same sessions, scheduler and settings, the fitted step times.
+
+    Of the run it knows how long the prompts are, as a trace that a gateway recorded would say.
+    """
+    turns = run.table(job.cell, "turns")
+    columns = ("session", "turn", "prompt_tokens")
+    counted = {
+        (session, turn): tokens
+        for session, turn, tokens in zip(*(turns[c].tolist() for c in columns), strict=True)
+    }
     kept = _Kept()
     outcome = simulate(
-        sessions_of(job),
+        as_counted(sessions_of(job), counted),
         workers=job.workers,
         scheduler=create(job.target, job.settings, job.cell.seed),
         cluster=job.cluster,
@@ -94,13 +131,13 @@ def simulated(job: CellJob, fit: Fit) -> Figures:
         capacity_share=job.gateway_share,
         step_times={replica.id: fit.steps for replica in job.cluster.replicas},
     )
-    turns = [turn for turn in kept.turns if turn.status == "ok"]
-    rows = [(t.arrived, t.first_token, t.finished, t.output_tokens) for t in turns]
+    ended = [turn for turn in kept.turns if turn.status == "ok"]
+    rows = [(t.arrived, t.first_token, t.finished, t.output_tokens) for t in ended]
     return _figures(
         rows,
         [session.finished - session.started for session in kept.sessions],
         outcome.makespan_ns,
-        sum(turn.cached_tokens or 0 for turn in turns) / sum(turn.prompt_tokens for turn in turns),
+        sum(turn.cached_tokens or 0 for turn in ended) / sum(turn.prompt_tokens for turn in ended),
     )
 
 

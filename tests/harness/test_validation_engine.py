@@ -41,7 +41,7 @@ from harness.validation.engine_notes import (
     read_small,
     write_small,
 )
-from harness.validation.engine_predict import Figures, ranking
+from harness.validation.engine_predict import Figures, as_counted, ranking
 from harness.validation.engine_steps import compare_steps
 from harness.validation.inside_engine import agentsched_recorder
 
@@ -292,6 +292,28 @@ def test_a_ranking_needs_a_gap_beyond_noise() -> None:
     assert found["hit"].clear
     assert not found["hit"].same
     assert found["hit"].measured == pytest.approx(51 - 60.5)
+
+
+def test_the_noise_of_a_gap_is_that_of_the_seeds_gaps() -> None:
+    real = [figures(1.0, 50), figures(1.0, 60)]
+    # Gaps of 1 and 3 points: standard deviation sqrt(2), over sqrt(2) seeds.
+    assert engine._noise(real, [figures(1.0, 51), figures(1.0, 63)], "hit") == pytest.approx(1.0)
+    assert engine._noise(real[:1], real[:1], "hit") is None
+
+
+def test_prompts_are_as_long_as_the_engine_counted() -> None:
+    [session] = engine_cells.small_trace(1, 3)
+    # The template adds 15 tokens to the first prompt, and 12 to each later one.
+    counted = {("s00", i): turn.prompt_tokens + 15 + 12 * i for i, turn in enumerate(session.turns)}
+    [found] = as_counted([session], counted)
+    first, second, _ = found.turns
+    grown = zip(found.turns, session.turns, strict=True)
+    assert [now.new_tokens - before.new_tokens for now, before in grown] == [15, 12, 12]
+    assert [t.prompt_tokens for t in found.turns] == list(counted.values())
+    assert [t.kept_tokens for t in found.turns] == [0, first.prompt_tokens, second.prompt_tokens]
+    del counted["s00", 2]
+    with pytest.raises(InputError, match="turn 2 of s00"):
+        as_counted([session], counted)
 
 
 def test_the_trace_shares_beginnings_and_grows() -> None:
