@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import gc
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from agentsched import AgentschedError, UsageError
 from harness.live.emulated_answers import Script
 from harness.live.emulator import EmulatorSettings
 from harness.live.fleet_server import EngineSpec, FleetServer
@@ -21,11 +23,17 @@ from harness.live.serving import Policy, ServedGateway, ServeSettings
 from harness.sim.links import LinkSpec
 
 Tell = Callable[[str], None]
+FULL_DISK = "make room on the disk, or name a file elsewhere"
+SPARE_PREFIX = "agentsched-recording-"
 SAVE_EVERY_S = 30.0
 """How often a recording is written while it goes on. Our choice."""
 DRAIN_S = 20.0
 """Turns that run when a server is told to end have this long for it. Our choice."""
 DRAIN_LOOK_S = 0.02
+
+
+class DiskError(AgentschedError):
+    """What was measured is there, but not where it should be, or not all of a log."""
 
 
 def serve(
@@ -51,17 +59,47 @@ def serve(
         BackendError: a replica did not answer in time.
         ListenError: a port cannot be listened on.
         TraceError: the trace cannot be written.
+        DiskError: a trace or log is not where it should be, or not whole.
     """
-    text = content.open("wb") if content is not None else None
-    recorder = TraceRecorder(trace, workload, text) if trace is not None else None
+    recorder = None
+    if trace is not None:
+        text = content.open("wb") if content is not None else None
+        recorder = TraceRecorder(trace, workload, text)
     try:
-        uvloop.run(_serve(policy, replicas, settings, tell, event_log, recorder))
+        problem = uvloop.run(_serve(policy, replicas, settings, tell, event_log, recorder))
     finally:
-        if text is not None:
-            text.close()
         if recorder is not None:
-            count = recorder.save()
-            tell(f"recorded {count} session(s), {recorder.turns} turn(s) in {trace}")
+            assert trace is not None
+            _keep(recorder, trace, tell)
+    if problem is not None:
+        raise DiskError(problem, FULL_DISK)
+
+
+def _keep(recorder: TraceRecorder, trace: Path, tell: Tell) -> None:
+    """Write a recording for good; where its disk does not take it, to the temporary folder.
+
+    Raises:
+        DiskError: it is elsewhere, or its text is not whole.
+    """
+    recorder.close_content()
+    try:
+        count = recorder.save()
+    except UsageError as error:
+        spare = Path(tempfile.mkdtemp(prefix=SPARE_PREFIX)) / trace.name
+        recorder.save(spare)
+        raise DiskError(f"{error.message}; the recording is in {spare}", FULL_DISK) from None
+    tell(f"recorded {count} session(s), {recorder.turns} turn(s) in {trace}")
+    if recorder.problem is not None:
+        raise DiskError(recorder.problem, FULL_DISK)
+
+
+def _save(recorder: TraceRecorder) -> str | None:
+    """Write a recording while it goes on; why it cannot be."""
+    try:
+        recorder.save()
+    except UsageError as error:
+        return error.message
+    return recorder.problem
 
 
 async def _serve(
@@ -71,7 +109,8 @@ async def _serve(
     tell: Tell,
     event_log: Path | None,
     recorder: TraceRecorder | None,
-) -> None:
+) -> str | None:
+    """Returns why the event log is not whole; None: it is, or there is none."""
     served = ServedGateway(
         policy,
         [replica.url for replica in replicas],
@@ -91,11 +130,12 @@ async def _serve(
     stopping = Stopping()
     stopped = stopping.told
     calm_collector()
+    told: set[str] = set()
     try:
         starting = asyncio.ensure_future(served.start())
         tell(f"waiting for {len(replicas)} replica(s) ...")
         if not await _first(starting, stopped):
-            return
+            return None
         apis = ", ".join(dialect.path for dialect in served.gateway.dialects)
         tell(f"{policy.scheduler.name}: {served.url} ({apis})")
         tell(f"admin: {served.admin_url} (/state, /sessions, /replicas, /decisions, /metrics)")
@@ -104,14 +144,17 @@ async def _serve(
             both: list[asyncio.Future[Any]] = [waiting, served.failure]
             await asyncio.wait(both, timeout=SAVE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            if recorder is not None:
-                recorder.save()
+            for problem in (served.log_problem, _save(recorder) if recorder is not None else None):
+                if problem is not None and problem not in told:
+                    told.add(problem)
+                    tell(f"{problem}; turns go on")
         if served.failure.done():
             raise served.failure.result()
         served.driver.draining = True
         await stopping.drained(lambda: served.driver.facts()["in_flight"], tell)
     finally:
         await served.close()
+    return served.log_problem
 
 
 def emulate(

@@ -63,6 +63,8 @@ class TraceRecorder:
         self._names: dict[str, int] = {}
         self._current: dict[str, str] = {}
         self.turns = 0
+        self.problem: str | None = None
+        """Why the text is not complete (a full disk); None: it is, or none is kept."""
 
     # Observer
 
@@ -78,14 +80,31 @@ class TraceRecorder:
         start = text[:REPLY_START_CHARS]
         session.turns.append(_Turn(spec, runs_of(relay.path), usage.prompt, size, start, now))
         self.turns += 1
-        if self._content is not None:
+        if self._content is not None and self.problem is None:
             line = {
                 "session": session.id,
                 "turn": len(session.turns) - 1,
                 "request": relay.reading.body,
                 "reply": text,
             }
-            self._content.write(orjson.dumps(line) + b"\n")
+            self._keep(orjson.dumps(line) + b"\n")
+
+    def _keep(self, line: bytes) -> None:
+        """Write a turn's text. Its caller gets the answer all the same."""
+        assert self._content is not None
+        try:
+            self._content.write(line)
+        except OSError as error:
+            self.problem = f"the text of {self._content.name} ends early: {error.strerror}"
+
+    def close_content(self) -> None:
+        """No text is kept any more."""
+        if self._content is None:
+            return
+        try:
+            self._content.close()
+        except OSError as error:
+            self.problem = f"the text of {self._content.name} ends early: {error.strerror}"
 
     def _session(self, live: LiveTurn, path: Sequence[Node]) -> _Session:
         name = live.turn.session
@@ -159,14 +178,18 @@ class TraceRecorder:
             )
         return found
 
-    def save(self) -> int:
+    def save(self, path: Path | None = None) -> int:
         """Write the trace; returns the number of sessions, 0 if there was nothing to write.
+
+        Args:
+            path: elsewhere than planned.
 
         Raises:
             TraceError: it cannot be written.
+            UsageError: so says the disk.
         """
         sessions = self.sessions()
-        return write_trace(self._path, sessions) if sessions else 0
+        return write_trace(path or self._path, sessions) if sessions else 0
 
     def _shared(self) -> dict[str, int]:
         """Tokens of each segment that first prompts of other sessions begin with."""
