@@ -180,7 +180,8 @@ def preemptions(frames: Frames) -> Sample:
 
 
 def in_two_legs(frames: Frames) -> Sample:
-    return Sample(float(frames.ok["prefill_replica"].notna().sum()), len(frames.ok))
+    count = float(frames.ok["prefill_replica"].notna().sum())
+    return Sample(count if len(frames.ok) else None, len(frames.ok))
 
 
 def kv_transfers(frames: Frames) -> Sample:

@@ -314,7 +314,7 @@ METRICS: tuple[Metric, ...] = (
         formulas.working_set,
     ),
     Metric(
-        "turns_in_two_legs",
+        "two_leg_turns",
         "turns in two legs",
         "count",
         "neither",

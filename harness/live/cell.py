@@ -160,7 +160,9 @@ async def _play(
         if not isinstance(front, GatewayFront):
             watch.start(
                 job.sim.sampling_interval_s / speed,
-                lambda name, gauges: recorder.replica(replica_record(clock.now, name, gauges)),
+                lambda name, gauges: recorder.replica(
+                    replica_record(clock.now, name, gauges, before.get(name))
+                ),
             )
         stage = Stage(front, recorder, clock, folder, live.served_model, limit, progress)
         played = await _unless_something_breaks(player.play(stage), front, stage.ending)

@@ -69,6 +69,8 @@ class GatewayFront:
         self._policy, self._settings, self._recorder = policy, settings, recorder
         self._record_decisions, self._event_log, self._speed = record_decisions, event_log, speed
         self._watcher = watcher
+        self._before: dict[str, Gauges] = {}
+        """The first look at each replica: engines outlive cells."""
 
     @property
     def clock(self) -> Any:
@@ -115,14 +117,27 @@ class GatewayFront:
             await self.served.close()
 
     def _saw_gauges(self, replica: str, gauges: Gauges) -> None:
-        self._recorder.replica(replica_record(self.served.clock.now, replica, gauges))
+        before = self._before.setdefault(replica, gauges)
+        self._recorder.replica(replica_record(self.served.clock.now, replica, gauges, before))
 
 
-def replica_record(now: int, replica: str, gauges: Gauges) -> ReplicaRecord:
-    """What a poll of gauges tells, as a record."""
+def replica_record(
+    now: int, replica: str, gauges: Gauges, before: Gauges | None = None
+) -> ReplicaRecord:
+    """What a poll of gauges tells, as a record.
+
+    Args:
+        before: what the engine had counted when the cell began; None: it began with the cell. An
+            engine whose counters are below that has been restarted, and counts from 0.
+    """
     sample = gauges.sample
-    prompt, hits = sample.prompt_tokens or 0, sample.prefix_hits or 0
-    received = 0 if gauges.kv is None else gauges.kv.tokens or 0
+    had = (0, 0, 0) if before is None else _counted(before)
+    counted = _counted(gauges)
+    if any(now_at < at for now_at, at in zip(counted, had, strict=True)):
+        had = (0, 0, 0)
+    preemptions, computed, generated = (
+        now_at - at for now_at, at in zip(counted, had, strict=True)
+    )
     return ReplicaRecord(
         time=now,
         replica=replica,
@@ -130,10 +145,19 @@ def replica_record(now: int, replica: str, gauges: Gauges) -> ReplicaRecord:
         waiting=sample.waiting or 0,
         kv_used=sample.kv_usage or 0.0,
         kv_cached=None,
-        preemptions=sample.preemptions or 0,
-        prefill_tokens=max(0, prompt - hits - received),
-        decode_tokens=sample.generation_tokens or 0,
+        preemptions=preemptions,
+        prefill_tokens=computed,
+        decode_tokens=generated,
     )
+
+
+def _counted(gauges: Gauges) -> tuple[int, int, int]:
+    """Preemptions, prompt tokens computed here, tokens generated; since the engine started."""
+    sample = gauges.sample
+    cached = sample.prefix_hits or 0
+    received = 0 if gauges.kv is None else gauges.kv.tokens or 0
+    computed = max(0, (sample.prompt_tokens or 0) - cached - received)
+    return sample.preemptions or 0, computed, sample.generation_tokens or 0
 
 
 def with_idle_expiry(settings: ServeSettings, seconds: float) -> ServeSettings:

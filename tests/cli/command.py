@@ -18,7 +18,7 @@ def environment(columns: int = 120) -> dict[str, str]:
 
 
 def agentsched(
-    *arguments: str | Path, cwd: Path, columns: int = 120
+    *arguments: str | Path, cwd: Path, columns: int = 120, timeout_s: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """What `agentsched ARGUMENTS` does. A traceback on either stream fails the test at once."""
     done = subprocess.run(
@@ -27,7 +27,7 @@ def agentsched(
         env=environment(columns),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout_s,
         check=False,
     )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr

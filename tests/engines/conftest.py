@@ -17,7 +17,7 @@ def own_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Notes and engines of the tests are apart from the user's; real engines are the user's."""
-    real = request.node.path.name == "test_real.py" or "own_parser" in request.node.name
+    real = request.node.path.name.startswith("test_real") or "own_parser" in request.node.name
     if not real:
         monkeypatch.setenv("AGENTSCHED_HOME", str(tmp_path / "home"))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.live.emulated_answers import engine_metrics
-from harness.live.gauges import KvTransfers, read_gauges
+from harness.live.fronts import replica_record
+from harness.live.gauges import Gauges, KvTransfers, read_gauges
 from schedulers.types import ReplicaSample
 
 VLLM = """\
@@ -123,3 +124,22 @@ def test_transfers_between_two_looks() -> None:
     now, before = KvTransfers(5, 2.5, 100, 40), KvTransfers(3, 1.0, 60, 30)
     assert now.since(before) == KvTransfers(2, 1.5, 40, 10)
     assert now.since(KvTransfers(3, 1.0, 60)).tokens is None
+
+
+def test_records_of_replicas_count_from_the_start_of_the_cell() -> None:
+    """An engine that outlives cells had computed 900 - 300 - 200 = 400 tokens before this one; a
+    restarted one counts from 0."""
+
+    def page(prompt: int, hits: int, received: int, generated: int) -> Gauges:
+        sample = ReplicaSample(
+            prompt_tokens=prompt, prefix_hits=hits, generation_tokens=generated, preemptions=1
+        )
+        return Gauges(sample, None, KvTransfers(1, 0.1, 10, received))
+
+    before, now = page(900, 300, 200, 50), page(1500, 500, 350, 80)
+    record = replica_record(7, "r0", now, before)
+    assert (record.prefill_tokens, record.decode_tokens, record.preemptions) == (250, 30, 0)
+    record = replica_record(7, "r0", page(100, 10, 0, 5), before)
+    assert (record.prefill_tokens, record.decode_tokens, record.preemptions) == (90, 5, 1)
+    record = replica_record(7, "r0", now)
+    assert (record.prefill_tokens, record.decode_tokens, record.preemptions) == (650, 80, 1)

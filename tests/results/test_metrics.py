@@ -78,7 +78,7 @@ GOLDEN: dict[str, float | None] = {
     # a 1101*5 + 1241*5, b 801*7 + 1031*8, d 411*2 token-seconds of 2000 * 20
     "working_set_kv": 100 * (5505 + 6205 + 5607 + 8248 + 822) / 40_000,
     # Every turn of it was served in one leg.
-    "turns_in_two_legs": 0.0,
+    "two_leg_turns": 0.0,
     "kv_transfers": None,
     "kv_transfer_mean": None,
     "handover_mean": None,
@@ -157,7 +157,7 @@ def test_transfers_by_the_turns_times_and_by_the_engines_counters() -> None:
     ]
     turns = table(TurnRecord, rows).to_pandas()
     found = summarise(golden.frames(turns=turns, facts={}))
-    tags = ("turns_in_two_legs", "kv_transfers", "kv_transfer_mean", "handover_mean")
+    tags = ("two_leg_turns", "kv_transfers", "kv_transfer_mean", "handover_mean")
     assert [found[tag]["value"] for tag in tags] == [3, 2, 200, pytest.approx(0.8)]
     counted = {"kv_transfers": {"count": 3, "seconds": 0.6, "bytes": 9}}
     found = summarise(golden.frames(turns=turns, facts=counted))
