@@ -285,8 +285,9 @@ class _Upstream(asyncio.Protocol):
         call.receiver.head(status, headers)
 
     def on_body(self, body: bytes) -> None:
-        if self._call is not None and self._call.receiver is not None:
-            self._call.receiver.data(body)
+        call = self._call
+        if call is not None and (receiver := call.receiver) is not None:
+            receiver.data(body)
 
     def on_message_complete(self) -> None:
         call = self._call

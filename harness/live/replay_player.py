@@ -44,6 +44,8 @@ class ReplayPlayer:
             progress=stage.progress,
             done=finished.set,
         )
+        if self.workers is not None:
+            await client.open_ahead(min(self.workers, len(self.sessions)))
         stage.ending.drain = replayer.drain
         calm_collector()
         probe, cpu = LagProbe(loop), _cpu_s()
