@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq.asyncio
 
 from harness.capacity import resolve_cluster
 from harness.live.engines.fleet import EngineFleet
@@ -28,6 +29,7 @@ from harness.live.kv_events import KvStream, KvSubscriber
 from harness.live.parts import ReplicaAddress
 from tests.cli.command import ROOT
 from tests.engines.test_process import alive, until
+from tests.live.test_kv_events import replayed
 
 if os.environ.get("AGENTSCHED_TEST_ENGINES") != "1":
     pytest.skip("real engines are tested by `make test-engines`", allow_module_level=True)
@@ -107,7 +109,24 @@ async def _listen(made: EngineFleet, address: ReplicaAddress, cleared: list[bool
             break
         await asyncio.sleep(0.1)
     await subscriber.close()
+    await _ask_again(address, stream)
     return stream.stored
+
+
+async def _ask_again(address: ReplicaAddress, heard: KvStream) -> None:
+    """The publisher still has all that was heard, and gives it to who missed it."""
+    assert address.kv_replay is not None
+    context = zmq.asyncio.Context()
+    try:
+        async with asyncio.timeout(30):
+            found = await replayed(context, address.kv_replay, 0)
+    finally:
+        context.destroy(linger=0)
+    again = KvStream(lambda: None)
+    again.message([b"", (0).to_bytes(8, "big"), found[0][2]])
+    assert again.replay(range(1, len(found)), found)
+    assert again.stored >= heard.stored > 0
+    assert (again.gaps, again.unreadable) == (0, 0)
 
 
 def test_kv_is_handed_over_between_prefill_and_decode(tmp_path: Path) -> None:
