@@ -156,7 +156,8 @@ def _topology(name: str) -> None:
         )
         for index, replica in enumerate(topology.replicas)
     ]
-    print_columns(("replica", "role", "GPUs", "node", "memory share", "power cap"), rows)
+    chips = "CPUs" if all(node.gpu.name == "cpu" for node in topology.nodes) else "GPUs"
+    print_columns(("replica", "role", chips, "node", "memory share", "power cap"), rows)
 
 
 def _presets() -> None:

@@ -198,7 +198,9 @@ def _plan(
     if weights + overhead_gib + max(kv_gib, 0.0) > spec.node.gpu.memory_gib or kv_gib <= 0:
         raise TopologyError(
             f"{model.name} does not fit replica r{index}: {arithmetic}",
-            "use more tensor_parallel, larger GPUs or a smaller model",
+            "use a smaller model, or less kv_cache_gib"
+            if spec.node.gpu.name == "cpu"
+            else "use more tensor_parallel, larger GPUs or a smaller model",
         )
     per_token = model.kv.bytes_per_token_on_gpu(ranks) * kv_width
     blocks = int(kv_gib * GIB // (per_token * block_size))

@@ -42,7 +42,7 @@ _KNOWN: tuple[tuple[str, Diagnosis], ...] = (
         Diagnosis(
             "out of memory",
             "stop what else uses the GPUs (nvidia-smi), lower memory.gpu_memory_utilization, or "
-            "choose a topology with more tensor_parallel",
+            "choose a topology with more tensor_parallel; on CPUs, one with less kv_cache_gib",
         ),
     ),
     (
