@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.serve_options import replica_addresses
 from workloads.model import Session, ToolCall, TurnSpec
 from workloads.trace import load_trace, write_trace
 
@@ -176,3 +177,12 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, trace: Path) -> None:
         assert failed.returncode == code, (words, failed.stderr)
         assert said in failed.stderr
         assert "Traceback" not in failed.stderr
+
+
+def test_addresses_of_kv_events_and_replays() -> None:
+    given = ["tcp://h:1,tcp://h:2", "tcp://h:3"]
+    found = replica_addresses(["http://h:8"], None, ["http://h:9"], given, None)
+    assert [(r.kv_events, r.kv_replay) for r in found] == [
+        ("tcp://h:1", "tcp://h:2"),
+        ("tcp://h:3", None),
+    ]
