@@ -17,11 +17,13 @@ from math import sqrt
 from random import Random
 from typing import Literal
 
+import numpy as np
+
 from schedulers.base import RoutingScheduler, SchedulerInfo
 from schedulers.commands import Route
 from schedulers.events import Event
-from schedulers.pools import IN_FLIGHT, by_id, least_in_flight, serving
-from schedulers.prefix_tree import PrefixTree
+from schedulers.pools import Pool, serving_pool
+from schedulers.prefix_tree import PrefixTree, Step
 from schedulers.types import NS, Turn
 from schedulers.views import ClusterView, ReplicaView
 
@@ -100,44 +102,45 @@ class CacheAware(RoutingScheduler):
         return Route(turn.id, replica.id, why=why)
 
     def _pick(self, turn: Turn, cluster: ClusterView) -> tuple[ReplicaView, str]:
-        replicas = serving(cluster)
-        least = self._least(replicas)
-        most = max(map(IN_FLIGHT, replicas))
-        if self.config.imbalance_gate == "fleet" and self._uneven(most, least):
+        pool = serving_pool(cluster)
+        least = self._least(pool)
+        if self.config.imbalance_gate == "fleet" and self._uneven(int(pool.in_flight.max()), least):
             return least, "load is uneven"
-        best, holders = self._tree.longest(turn.prompt)
+        match = self._tree.longest(turn.prompt)
+        best = match.matched
         if best <= self.config.threshold * turn.prompt.bytes:
-            return self._fallback(replicas, least), "no prefix match"
-        target = self._owner(replicas, holders)
+            return self._fallback(pool, least), "no prefix match"
+        target = self._owner(pool, match)
         if target is None:
-            return replicas[0], "the matched replica is lost"
-        if self._too_busy(target, replicas, least):
+            return pool.members[0], "the matched replica is lost"
+        if self._too_busy(target, pool, least):
             return least, "the matched replica is too busy"
         return target, f"prefix match {best / turn.prompt.bytes:.0%}"
 
-    def _least(self, replicas: list[ReplicaView]) -> ReplicaView:
+    def _least(self, pool: Pool) -> ReplicaView:
         if self.config.least_load_tie == "first":
-            return least_in_flight(replicas)
-        return min(replicas, key=lambda r: (r.in_flight, self._chosen[r.id]))
+            return pool.least_in_flight()
+        fewest = np.flatnonzero(pool.in_flight == pool.in_flight.min())
+        return min((pool.members[i] for i in fewest), key=lambda r: self._chosen[r.id])
 
-    def _owner(self, replicas: list[ReplicaView], holders: list[str]) -> ReplicaView | None:
+    def _owner(self, pool: Pool, match: Step) -> ReplicaView | None:
         """Which of those that have the matched text gets the turn; None: it is not healthy."""
         if self.config.owner == "first-holder":
-            return by_id(replicas, holders[0])
-        held = set(holders)
-        healthy = [replica for replica in replicas if replica.id in held]
-        if self.config.owner == "least-load" or not healthy:
-            return least_in_flight(healthy) if healthy else None
-        fewest = min(replica.in_flight for replica in healthy)
-        return self.rng.choice([r for r in healthy if r.in_flight == fewest])
+            return pool.get(next(iter(match.node.holders)))
+        healthy = match.node.positions(pool)
+        if not len(healthy):
+            return None
+        loads = pool.in_flight[healthy]
+        if self.config.owner == "least-load":
+            return pool.members[int(healthy[loads.argmin()])]
+        fewest = healthy[loads == loads.min()]
+        return pool.members[int(self.rng.choice(fewest.tolist()))]
 
-    def _too_busy(
-        self, target: ReplicaView, replicas: list[ReplicaView], least: ReplicaView
-    ) -> bool:
+    def _too_busy(self, target: ReplicaView, pool: Pool, least: ReplicaView) -> bool:
         if self.config.imbalance_gate == "request":
             return self._uneven(target.in_flight, least)
         if self.config.imbalance_gate == "average":
-            mean = sum(replica.in_flight for replica in replicas) / len(replicas)
+            mean = int(pool.in_flight.sum()) / len(pool)
             margin = min(self.config.balance_abs, max(4.0, 2 * sqrt(mean)))
             return target.in_flight > max(mean + margin, mean * self.config.balance_rel)
         return False
@@ -148,7 +151,7 @@ class CacheAware(RoutingScheduler):
             and load > self.config.balance_rel * least.in_flight
         )
 
-    def _fallback(self, replicas: list[ReplicaView], least: ReplicaView) -> ReplicaView:
+    def _fallback(self, pool: Pool, least: ReplicaView) -> ReplicaView:
         if self.config.fallback == "least-load":
             return least
-        return min(replicas, key=lambda replica: self._tree.size(replica.id))
+        return min(pool.members, key=lambda replica: self._tree.size(replica.id))

@@ -12,7 +12,7 @@ from typing import Literal
 
 from schedulers.base import RoutingScheduler, SchedulerInfo
 from schedulers.commands import Route
-from schedulers.pools import least_in_flight, serving
+from schedulers.pools import serving, serving_pool
 from schedulers.types import Turn
 from schedulers.views import ClusterView, ReplicaView
 
@@ -46,9 +46,10 @@ class LeastLoaded(RoutingScheduler):
     config: LeastLoadedConfig
 
     def choose(self, turn: Turn, cluster: ClusterView) -> Route:
-        pool = serving(cluster)
-        in_flight = self.config.load == "in-flight"
-        best = least_in_flight(pool) if in_flight else min(pool, key=self._load)
+        if self.config.load == "in-flight":
+            best = serving_pool(cluster).least_in_flight()
+        else:
+            best = min(serving(cluster), key=self._load)
         return Route(turn.id, best.id, why=f"load {self._load(best):.3f}")
 
     def _load(self, replica: ReplicaView) -> float:

@@ -5,10 +5,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from schedulers.types import Turn
 from schedulers.views import ClusterView, ReplicaView
 
 IN_FLIGHT = attrgetter("in_flight")
+
+
+class Pool:
+    """Replicas to choose from, in configured order, and how many turns each has in flight.
+
+    A ledger keeps one up to date as turns come and go, so that a choice among a thousand replicas
+    looks at none of them. It is good as long as all its members are healthy; then comes another.
+    """
+
+    __slots__ = ("_in_flight", "in_flight", "members", "position")
+
+    def __init__(self, members: Sequence[ReplicaView]) -> None:
+        self.members = tuple(members)
+        self.position = {replica.id: i for i, replica in enumerate(self.members)}
+        self._in_flight = np.array([r.in_flight for r in self.members], dtype=np.int64)
+        self.in_flight: NDArray[np.int64] = self._in_flight.view()
+        """(members,), read-only."""
+        self.in_flight.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def get(self, replica_id: str | None) -> ReplicaView | None:
+        """The member of that id."""
+        position = self.position.get(replica_id) if replica_id is not None else None
+        return None if position is None else self.members[position]
+
+    def least_in_flight(self) -> ReplicaView:
+        """Fewest turns in flight from this gateway, the first of equals."""
+        return self.members[int(self.in_flight.argmin())]
+
+    def changed(self, replica_id: str, by: int) -> None:
+        """For who keeps the pool: the replica has so many turns more in flight."""
+        position = self.position.get(replica_id)
+        if position is not None:
+            self._in_flight[position] += by
+
+
+def serving_pool(cluster: ClusterView) -> Pool:
+    """As `serving`, ready to be asked; may be empty."""
+    kept = _kept(cluster)
+    return kept[0] if kept is not None else Pool(serving_of(cluster.replicas))
+
+
+def prefill_pool(cluster: ClusterView) -> Pool:
+    """As `prefillers`, ready to be asked; may be empty."""
+    kept = _kept(cluster)
+    return kept[1] if kept is not None else Pool(prefillers_of(cluster.replicas))
 
 
 def serving(cluster: ClusterView) -> list[ReplicaView]:
@@ -19,7 +70,7 @@ def serving(cluster: ClusterView) -> list[ReplicaView]:
     """
     kept = _kept(cluster)
     if kept is not None:
-        return list(kept[0])
+        return list(kept[0].members)
     return serving_of(cluster.replicas)
 
 
@@ -30,11 +81,11 @@ def prefillers(cluster: ClusterView) -> list[ReplicaView]:
     """
     kept = _kept(cluster)
     if kept is not None:
-        return list(kept[1])
+        return list(kept[1].members)
     return prefillers_of(cluster.replicas)
 
 
-def _kept(cluster: ClusterView) -> tuple[Sequence[ReplicaView], Sequence[ReplicaView]] | None:
+def _kept(cluster: ClusterView) -> tuple[Pool, Pool] | None:
     """Both pools where the cluster keeps them: in large ones a scan takes longer than a choice."""
     pools = getattr(cluster, "pools", None)
     return pools() if pools is not None else None
@@ -76,7 +127,11 @@ class Rotation:
 
     def pick(self, equals: Sequence[ReplicaView]) -> ReplicaView:
         """One of the tied replicas (at least one); a single one does not advance the rotation."""
-        if len(equals) == 1:
-            return equals[0]
+        return equals[self.next_of(len(equals))]
+
+    def next_of(self, count: int) -> int:
+        """Which of so many equals; one alone does not advance the rotation."""
+        if count == 1:
+            return 0
         self._ties += 1
-        return equals[(self._ties - 1) % len(equals)]
+        return (self._ties - 1) % count

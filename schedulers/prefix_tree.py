@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from schedulers.pools import Pool
 from schedulers.types import PromptRef
 
 _Key = tuple[str, int]
@@ -32,10 +37,28 @@ class _Node:
     children: dict[_Key, _Node] = field(default_factory=dict)
     holders: dict[str, int] = field(default_factory=dict)
     """Replicas this text was sent to, with the time of the last prompt that had it."""
+    placed: tuple[Pool, NDArray[np.int64]] | None = None
+    """Positions of the holders in a pool, in its order; forgotten when they change."""
 
     @property
     def bytes(self) -> int:
         return self.end_bytes - self.start_bytes
+
+    def positions(self, pool: Pool) -> NDArray[np.int64]:
+        """Those of its holders that are in the pool, as positions there, ascending."""
+        if self.placed is None or self.placed[0] is not pool:
+            known = pool.position
+            found = sorted(known[name] for name in self.holders if name in known)
+            self.placed = pool, np.array(found, dtype=np.int64)
+        return self.placed[1]
+
+
+class Step(NamedTuple):
+    """Text of a prompt that was seen before, as far as one node of the tree goes."""
+
+    matched: int
+    """Bytes from the prompt's start."""
+    node: _Node
 
 
 class PrefixTree:
@@ -53,42 +76,36 @@ class PrefixTree:
     def match(self, prompt: PromptRef) -> dict[str, int]:
         """Matched bytes by replica; replicas that match nothing are absent."""
         matched: dict[str, int] = {}
+        for reached, node in self.steps(prompt):
+            for replica in node.holders:
+                matched[replica] = reached
+        return matched
+
+    def longest(self, prompt: PromptRef) -> Step:
+        """The last of `steps`; the empty text, which nobody holds, if nothing matches."""
+        found = Step(0, self._root)
+        for step in self.steps(prompt):
+            found = step
+        return found
+
+    def steps(self, prompt: PromptRef) -> Iterator[Step]:
+        """Nodes that hold the start of the prompt, shortest text first.
+
+        Matched bytes never fall along the way. Who holds a node holds those before it too.
+        """
         node, base = self._root, 0
         for segment, tokens, size in prompt.runs:
             start = 0
             while start < tokens:
                 child = node.children.get((segment, start))
                 if child is None:
-                    return matched
+                    return
                 inside = child.end < tokens
-                reached = base + (min(child.end_bytes, size) if inside else size)
-                for replica in child.holders:
-                    matched[replica] = reached
+                yield Step(base + (min(child.end_bytes, size) if inside else size), child)
                 if child.end > tokens:
-                    return matched
+                    return
                 node, start = child, child.end
             base += size
-        return matched
-
-    def longest(self, prompt: PromptRef) -> tuple[int, list[str]]:
-        """Bytes of the longest match, and who holds all of it, in the order they came to.
-
-        (0, []) if nothing matches.
-        """
-        node, base, reached = self._root, 0, 0
-        for segment, tokens, size in prompt.runs:
-            start = 0
-            while start < tokens:
-                child = node.children.get((segment, start))
-                if child is None:
-                    return reached, list(node.holders)
-                inside = child.end < tokens
-                reached = base + (min(child.end_bytes, size) if inside else size)
-                node, start = child, child.end
-                if child.end > tokens:
-                    return reached, list(node.holders)
-            base += size
-        return reached, list(node.holders)
 
     def insert(self, prompt: PromptRef, replica: str, now: int) -> None:
         """The prompt was sent to the replica at `now` (nanoseconds)."""
@@ -108,6 +125,7 @@ class PrefixTree:
                     child = self._split(child, tokens, size)
                 if replica not in child.holders:
                     self._sizes[replica] = self.size(replica) + child.bytes
+                    child.placed = None
                 child.holders[replica] = now
                 node, start = child, child.end
 
@@ -149,6 +167,7 @@ class PrefixTree:
 
     def _release(self, node: _Node, replica: str) -> None:
         del node.holders[replica]
+        node.placed = None
         self._sizes[replica] -= node.bytes
         if not node.holders:
             del _parent(node).children[(node.segment, node.start)]

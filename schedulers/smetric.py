@@ -14,11 +14,14 @@ load_i alone, and the turn decodes on the decode replica with the fewest turns i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from schedulers.base import RoutingScheduler, SchedulerInfo
 from schedulers.commands import Route
@@ -33,8 +36,8 @@ from schedulers.events import (
     TurnFailed,
     TurnFinished,
 )
-from schedulers.pools import Rotation, least_in_flight, prefillers, serving
-from schedulers.prefix_tree import PrefixTree
+from schedulers.pools import Pool, Rotation, prefill_pool, serving_pool
+from schedulers.prefix_tree import PrefixTree, Step
 from schedulers.types import NS, Turn
 from schedulers.views import ClusterView, ReplicaView
 
@@ -99,6 +102,7 @@ class SMetric(RoutingScheduler):
         self._tree = PrefixTree()
         self._now = self._evict_at = 0
         self._queued: dict[str, float] = {}
+        self._queues: tuple[Pool, NDArray[np.float64]] | None = None
         self._sent: dict[str, Sent] = {}
         # Prompt bytes of each session's last turn: in the next prompt, that is the text before
         # the last assistant message, which a router reads from the messages.
@@ -122,19 +126,22 @@ class SMetric(RoutingScheduler):
             self._history.pop(event.session, None)
 
     def choose(self, turn: Turn, cluster: ClusterView) -> Route:
-        pool = prefillers(cluster)
-        chosen, why = self._pick(turn, pool or serving(cluster), colocated=not pool)
+        prefill = prefill_pool(cluster)
+        chosen, why = self._pick(
+            turn, prefill if len(prefill) else serving_pool(cluster), colocated=not len(prefill)
+        )
         self._tree.insert(turn.prompt, chosen.replica.id, self._now)
         self._history[turn.session] = turn.prompt.bytes
         self._sent[turn.id] = Sent(chosen.replica.id, chosen.cost, self._now)
-        self._queued[chosen.replica.id] = self._queued.get(chosen.replica.id, 0.0) + chosen.cost
-        if not pool:
+        queued = self._queued.get(chosen.replica.id, 0.0)
+        self._set_queued(chosen.replica.id, queued + chosen.cost)
+        if not len(prefill):
             return Route(turn.id, chosen.replica.id, why=why)
-        decode = least_in_flight(serving(cluster))
+        decode = serving_pool(cluster).least_in_flight()
         return Route(turn.id, decode.id, prefill=chosen.replica.id, why=why)
 
     def may_stick(
-        self, turn: Turn, prev: Candidate, candidates: Callable[[], list[Candidate]]
+        self, turn: Turn, prev: Candidate, candidates: Callable[[], Iterable[Candidate]]
     ) -> bool:
         """Whether a turn whose history is on `prev` may follow it; the first version: always.
 
@@ -145,88 +152,117 @@ class SMetric(RoutingScheduler):
     def observed(self, sent: Sent, seconds: float) -> None:
         """A streamed first token came `seconds` after the dispatch."""
 
-    def _candidates(
-        self, turn: Turn, replicas: list[ReplicaView], matches: dict[str, int]
-    ) -> list[Candidate]:
-        length = turn.prompt.bytes / BYTES_PER_TOKEN
-        candidates = []
-        for replica in replicas:
-            matched = matches.get(replica.id, 0) / BYTES_PER_TOKEN
-            new = max(0.0, length - matched)
-            cost = new
-            if self.config.attention_tokens:
-                cost += new * (length - new / 2) / self.config.attention_tokens
-            load = self._queued.get(replica.id, 0.0) + cost
-            candidates.append(Candidate(replica, matched, cost, load))
-        return candidates
+    def _pick(self, turn: Turn, pool: Pool, colocated: bool) -> tuple[Candidate, str]:
+        steps = list(self._tree.steps(turn.prompt))
+        return self._stay(turn, pool, steps) or self._balance(turn, pool, steps, colocated)
 
-    def _pick(
-        self, turn: Turn, replicas: list[ReplicaView], colocated: bool
-    ) -> tuple[Candidate, str]:
-        matches = self._tree.match(turn.prompt)
-        candidates = partial(self._candidates, turn, replicas, matches)
-        return self._stay(turn, replicas, matches, candidates) or self._balance(
-            turn, candidates(), colocated
-        )
-
-    def _stay(
-        self,
-        turn: Turn,
-        replicas: list[ReplicaView],
-        matches: dict[str, int],
-        candidates: Callable[[], list[Candidate]],
-    ) -> tuple[Candidate, str] | None:
+    def _stay(self, turn: Turn, pool: Pool, steps: list[Step]) -> tuple[Candidate, str] | None:
         """Where the turn's history is, if it may follow it."""
         if turn.prompt.assistant_messages == 0:
             return None
-        holders = _holders(replicas, matches)
-        if not holders:
+        holders, most = _holders(pool, steps)
+        if not len(holders):
             return None
-        prev = min(self._candidates(turn, holders, matches), key=lambda c: (-c.matched, c.load))
+        cost = float(self._costs(turn, np.array([most], dtype=np.int64))[0])
+        loads = self._queues_of(pool)[holders] + cost
+        first = int(loads.argmin())
+        replica = pool.members[int(holders[first])]
+        prev = Candidate(replica, most / BYTES_PER_TOKEN, cost, float(loads[first]))
         history = min(self._history.get(turn.session, turn.prompt.bytes), turn.prompt.bytes)
         hit = prev.matched > self.config.hit_ratio * history / BYTES_PER_TOKEN
-        if hit and self.may_stick(turn, prev, candidates):
+        if hit and self.may_stick(turn, prev, partial(self._candidates, turn, pool, steps)):
             return prev, f"stays with {prev.matched:.0f} cached tokens"
         return None
 
     def _balance(
-        self, turn: Turn, candidates: list[Candidate], colocated: bool
+        self, turn: Turn, pool: Pool, steps: Sequence[Step], colocated: bool
     ) -> tuple[Candidate, str]:
         first_turn = turn.prompt.assistant_messages == 0
         score = self.config.first_turn_score if first_turn else "product"
-        scores = [self._score(c, score, colocated) for c in candidates]
-        best = min(scores)
-        tied = [c for c, value in zip(candidates, scores, strict=True) if value == best]
-        replica = self._rotation.pick([c.replica for c in tied])
-        chosen = next(c for c in tied if c.replica is replica)
+        matched = _matched(pool, steps)
+        costs = self._costs(turn, matched)
+        loads = self._queues_of(pool) + costs
+        scores = self._scores(pool, loads, score, colocated)
+        tied = np.flatnonzero(scores == scores.min())
+        i = int(tied[self._rotation.next_of(len(tied))])
+        chosen = Candidate(
+            pool.members[i], int(matched[i]) / BYTES_PER_TOKEN, float(costs[i]), float(loads[i])
+        )
         return chosen, "first turn, balanced" if first_turn else "balanced"
 
+    def _candidates(self, turn: Turn, pool: Pool, steps: Sequence[Step]) -> Iterator[Candidate]:
+        """The numbers of all replicas, in their order."""
+        matched = _matched(pool, steps)
+        costs = self._costs(turn, matched)
+        loads = self._queues_of(pool) + costs
+        columns = ((matched / BYTES_PER_TOKEN).tolist(), costs.tolist(), loads.tolist())
+        return map(Candidate, pool.members, *columns)
+
+    def _costs(self, turn: Turn, matched: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Work that the turn is on replicas with so many matched bytes."""
+        length = turn.prompt.bytes / BYTES_PER_TOKEN
+        new = np.maximum(0.0, length - matched / BYTES_PER_TOKEN)
+        if not self.config.attention_tokens:
+            return new
+        return new + new * (length - new / 2) / self.config.attention_tokens
+
     @staticmethod
-    def _score(candidate: Candidate, score: str, colocated: bool) -> float:
+    def _scores(
+        pool: Pool, loads: NDArray[np.float64], score: str, colocated: bool
+    ) -> NDArray[np.float64]:
         if score == "inflight":
-            return candidate.replica.in_flight
+            return pool.in_flight.astype(np.float64)
         if score == "prefill_load" or not colocated:
-            return candidate.load
-        return candidate.load * candidate.replica.in_flight
+            return loads
+        return loads * pool.in_flight
+
+    # Queued work, by replica and as an array for the pool that was asked for last.
+
+    def _queues_of(self, pool: Pool) -> NDArray[np.float64]:
+        if self._queues is None or self._queues[0] is not pool:
+            queued = [self._queued.get(replica.id, 0.0) for replica in pool.members]
+            self._queues = pool, np.array(queued, dtype=np.float64)
+        return self._queues[1]
+
+    def _set_queued(self, replica: str, tokens: float) -> None:
+        self._queued[replica] = tokens
+        if self._queues is not None:
+            pool, queues = self._queues
+            if replica in pool.position:
+                queues[pool.position[replica]] = tokens
 
     def _prefilled(self, turn_id: str, got_token: bool) -> None:
         sent = self._sent.pop(turn_id, None)
         if sent is None:
             return
-        self._queued[sent.replica] = max(0.0, self._queued[sent.replica] - sent.cost)
+        self._set_queued(sent.replica, max(0.0, self._queued[sent.replica] - sent.cost))
         if got_token:
             self.observed(sent, (self._now - sent.at) / NS)
 
 
-def _holders(replicas: list[ReplicaView], matches: dict[str, int]) -> list[ReplicaView]:
-    """Replicas with the longest match of all of them, in their order; none if nothing matches."""
-    if not matches:
-        return []
-    most = max(matches.values())
-    names = {name for name, matched in matches.items() if matched == most}
-    found = [replica for replica in replicas if replica.id in names]
-    if found:
-        return found
-    # Those that hold most are not among them: look at these alone.
-    most = max((matches.get(replica.id, 0) for replica in replicas), default=0)
-    return [replica for replica in replicas if most > 0 and matches.get(replica.id) == most]
+def _matched(pool: Pool, steps: Iterable[Step]) -> NDArray[np.int64]:
+    """(members,) bytes that each replica of the pool has of the prompt."""
+    matched = np.zeros(len(pool), dtype=np.int64)
+    for reached, node in steps:
+        matched[node.positions(pool)] = reached
+    return matched
+
+
+def _holders(pool: Pool, steps: Sequence[Step]) -> tuple[NDArray[np.int64], int]:
+    """Positions of the replicas with the longest match, and its bytes; none if nothing matches."""
+    last = len(steps) - 1
+    while last >= 0:
+        # Nodes that end at the same byte (text of no length lies between) count alike.
+        most = steps[last].matched
+        first = last
+        while first > 0 and steps[first - 1].matched == most:
+            first -= 1
+        found = steps[first].node.positions(pool)
+        if len(found):
+            # Only where nobody at all has more may a match of no length be the longest.
+            return (found, most) if most > 0 or last == len(steps) - 1 else (_NOBODY, 0)
+        last = first - 1
+    return _NOBODY, 0
+
+
+_NOBODY: NDArray[np.int64] = np.empty(0, dtype=np.int64)

@@ -9,7 +9,7 @@ rate_i is the 90th percentile of the last 64 observed cost / TTFT of replica i, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 from random import Random
@@ -52,7 +52,7 @@ class SMetricSlo(SMetric):
         self._rates: dict[str, deque[float]] = {}
 
     def may_stick(
-        self, turn: Turn, prev: Candidate, candidates: Callable[[], list[Candidate]]
+        self, turn: Turn, prev: Candidate, candidates: Callable[[], Iterable[Candidate]]
     ) -> bool:
         return self._meets(turn, prev) or not any(self._meets(turn, c) for c in candidates())
 

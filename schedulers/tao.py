@@ -24,7 +24,7 @@ from schedulers import events as ev
 from schedulers import tao_view as view
 from schedulers.base import AdmissionScheduler, SchedulerInfo
 from schedulers.commands import Command, Hold, Pause, Resume, Route, Solve, WakeAt
-from schedulers.pools import by_id, serving
+from schedulers.pools import serving, serving_pool
 from schedulers.readiness import ReadinessPredictor
 from schedulers.short_first import BUFFER_TOKENS, Queued, short_first_plan
 from schedulers.tao_config import TaoConfig
@@ -117,7 +117,7 @@ class Tao(AdmissionScheduler):
 
     def _place_or_hold(self, turn: Turn, now: int, cluster: ClusterView) -> Iterator[Command]:
         session = cluster.sessions[turn.session]
-        home = by_id(serving(cluster), session.home)
+        home = serving_pool(cluster).get(session.home)
         if home is not None:
             yield Route(turn.id, home.id, why="has a place")
             return
@@ -139,16 +139,23 @@ class Tao(AdmissionScheduler):
             return None
         if not view.is_only_candidate(session.id, cluster, now, self.config):
             return None
-        fitting = []
         need = cluster.tokens(session.id) + BUFFER_TOKENS
-        for replica in serving(cluster):
-            room = view.room(replica, cluster, self.config, now)
-            if need <= room:
-                credit = 0
-                if not self._short_first:
-                    credit = view.credit(session.id, replica.id, now, cluster, self.config)
-                fitting.append((credit, room if self.config.spread_ties else 0, replica))
-        return max(fitting, key=lambda one: one[:2], default=(0, 0, None))[2]
+        pool = serving_pool(cluster)
+        credits = {}
+        if not self._short_first:
+            credits = view.credits(session.id, pool, now, cluster, self.config)
+        best: tuple[int, int, int] | None = None
+        # By the most room that each can have: who cannot beat the best is not looked at.
+        for most, position in view.most_rooms(pool, cluster, self.config):
+            credit = credits.get(position, 0)
+            least = need if best is None or credit > best[0] else max(need, best[1])
+            if (best is not None and credit < best[0]) or most < least:
+                continue
+            room = view.room(pool.members[position], cluster, self.config, now)
+            value = (credit, room if self.config.spread_ties else 0, -position)
+            if need <= room and (best is None or value > best):
+                best = value
+        return None if best is None else pool.members[-best[2]]
 
     @property
     def _short_first(self) -> bool:
@@ -206,13 +213,17 @@ class Tao(AdmissionScheduler):
 
     def _force(self, now: int, cluster: ClusterView) -> Iterator[Command]:
         """Sessions whose turn waited too long: to where they were, else to the emptiest."""
-        replicas = serving(cluster)
+        pool = serving_pool(cluster)
+        replicas = pool.members
         limit = round(self.config.forced_after_s * NS)
+        oldest = next(iter(cluster.waiting.values()), None)
+        if oldest is None:
+            return
         for session in list(cluster.sessions.values()):
             since = session.waiting_since
             if since is None or now - since < limit or session.in_flight or not replicas:
                 continue
-            target = by_id(replicas, session.last_replica)
+            target = pool.get(session.last_replica)
             if target is None:
                 target = min(replicas, key=lambda replica: len(list(replica.sessions)))
             self._counts["forced"] += 1
@@ -232,6 +243,8 @@ class Tao(AdmissionScheduler):
     def _make_room(self, replica: ReplicaView, now: int, cluster: ClusterView) -> Iterator[Command]:
         """Pause acting sessions until the replica is within capacity; if that is not enough,
         mark reasoning ones until it will be when their turns end."""
+        if view.room(replica, cluster, self.config) >= 0:
+            return
         args = (replica, cluster, now, self.config, self.predictor)
         for session in view.pause_order(*args, acting=True):
             if view.room(replica, cluster, self.config) >= 0:
@@ -274,8 +287,10 @@ class Tao(AdmissionScheduler):
             return
         self._last_opportunity = now
         self._counts["opportunities"] += 1
-        room_left = view.rooms(cluster, now, self.config)
         least = min(cluster.tokens(one.id) for one in pool) + BUFFER_TOKENS
+        room_left: tuple[int, ...] = ()
+        if least <= view.most_room(cluster, self.config):
+            room_left = view.rooms(cluster, now, self.config)
         if least > max(room_left, default=0):
             self._counts["opportunities_without_room"] += 1
         elif self._short_first or outstanding is not None:
@@ -336,6 +351,7 @@ class Tao(AdmissionScheduler):
         self._counts["planned"] += len(plan.placements)
         self._counts["placements_filled"] += plan.filled
         candidates = {c.session: c for c in frozen.candidates}
+        positions = {name: n for n, name in enumerate(frozen.replicas)}
         changed = {
             name
             for name, _ in plan.placements
@@ -350,11 +366,11 @@ class Tao(AdmissionScheduler):
         for name, target in plan.placements:
             if name in changed:
                 continue
-            replica = by_id(serving(cluster), target)
+            replica = serving_pool(cluster).get(target)
             if replica is None or not self._fits(name, replica, now, cluster):
                 break
             admitted += 1
-            value = candidates[name].value(frozen.replicas.index(target))
+            value = candidates[name].value(positions[target])
             yield from self._admit(name, target, f"planned: {view.in_words(value)}")
         self._counts["admitted"] += admitted
         if admitted == 0:

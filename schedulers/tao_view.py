@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from schedulers.pools import serving
+from schedulers.pools import Pool, serving, serving_pool
 from schedulers.readiness import ReadinessPredictor
 from schedulers.short_first import BUFFER_TOKENS, queue_class, steps
 from schedulers.tao_config import TaoConfig
@@ -38,6 +38,53 @@ def room(
         else:
             used += tokens_of(name) + BUFFER_TOKENS
     return int(replica.capacity_tokens - used)
+
+
+def most_rooms(pool: Pool, cluster: ClusterView, config: TaoConfig) -> list[tuple[int, int]]:
+    """(room that it has at most, position) of each replica of the pool, most first.
+
+    From what the ledger keeps, without a look at sessions: output that streams takes more.
+    """
+    tokens: Mapping[str, int] = {}
+    if config.acting_weight >= 1 and config.acting_half_life_s == 0:
+        tokens = getattr(cluster, "home_tokens", tokens)
+    found = []
+    for position, replica in enumerate(pool.members):
+        most = UNLIMITED
+        if replica.capacity_tokens is not None:
+            buffers = BUFFER_TOKENS * len(replica.sessions)
+            most = replica.capacity_tokens - tokens.get(replica.id, 0) - buffers
+        found.append((most, position))
+    found.sort(key=lambda one: (-one[0], one[1]))
+    return found
+
+
+def most_room(cluster: ClusterView, config: TaoConfig) -> int:
+    """No replica that serves has more room; -1 if there is none."""
+    found = most_rooms(serving_pool(cluster), cluster, config)
+    return found[0][0] if found else -1
+
+
+def credits(
+    session: str, pool: Pool, now: int, cluster: ClusterView, config: TaoConfig
+) -> dict[int, int]:
+    """Cache credit on replicas of the pool, by position; only where there is some."""
+    kept = getattr(cluster, "evidence_of", None)
+    names: Iterable[str] = pool.position if kept is None else kept(session)
+    found = {}
+    for name in names:
+        position = pool.position.get(name)
+        if position is not None and (value := credit(session, name, now, cluster, config)):
+            found[position] = value
+    return found
+
+
+def unplaced(cluster: ClusterView) -> Iterable[SessionView]:
+    """Open sessions without a place."""
+    kept: Mapping[str, SessionView] | None = getattr(cluster, "unplaced", None)
+    if kept is not None:
+        return kept.values()
+    return (session for session in cluster.sessions.values() if session.home is None)
 
 
 def credit(session: str, replica: str, now: int, cluster: ClusterView, config: TaoConfig) -> int:
@@ -84,13 +131,13 @@ def queue_key(session: SessionView) -> tuple[int, int, str]:
 
 def candidates(cluster: ClusterView, now: int, config: TaoConfig) -> list[SessionView]:
     """The waiting pool in queue order, at most `max_candidates`."""
-    pool = [s for s in cluster.sessions.values() if s.home is None and is_candidate(s, now, config)]
+    pool = [s for s in unplaced(cluster) if is_candidate(s, now, config)]
     return sorted(pool, key=queue_key)[: config.max_candidates]
 
 
 def is_only_candidate(name: str, cluster: ClusterView, now: int, config: TaoConfig) -> bool:
     """Whether the waiting pool is this session alone."""
-    others = (s for s in cluster.sessions.values() if s.home is None and s.id != name)
+    others = (s for s in unplaced(cluster) if s.id != name)
     return is_candidate(cluster.sessions[name], now, config) and not any(
         is_candidate(s, now, config) for s in others
     )
@@ -128,15 +175,18 @@ def snapshot(
     room_left: tuple[int, ...] | None = None,
 ) -> Snapshot:
     """Freeze what the planner needs; `pool` and `room_left` where the caller knows them."""
-    replicas = serving(cluster)
+    replicas = serving_pool(cluster)
     frozen = []
     for session in candidates(cluster, now, config) if pool is None else pool:
         tokens = cluster.tokens(session.id)
+        row = [0] * len(replicas)
+        for position, value in credits(session.id, replicas, now, cluster, config).items():
+            row[position] = value
         frozen.append(
             Candidate(
                 session=session.id,
                 tokens=tokens,
-                credits=tuple(credit(session.id, r.id, now, cluster, config) for r in replicas),
+                credits=tuple(row),
                 ready=ready(session, now, predictor, config),
                 footprint=config.footprint_sign * tokens,
                 queue_class=queue_class(steps(session), bool(session.waiting)),
@@ -146,7 +196,7 @@ def snapshot(
         )
     return Snapshot(
         now=now,
-        replicas=tuple(r.id for r in replicas),
+        replicas=tuple(replicas.position),
         room=rooms(cluster, now, config) if room_left is None else room_left,
         candidates=tuple(frozen),
         settings=config.plan_settings(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from schedulers.types import Evidence, PromptRef, ReplicaSample, ToolSignal, Turn
 
@@ -42,7 +42,7 @@ class ReplicaView(Protocol):
         ...
 
     @property
-    def sessions(self) -> Iterable[str]:
+    def sessions(self) -> Collection[str]:
         """Ids of active sessions whose home it is, in the order they came."""
         ...
 
@@ -147,4 +147,33 @@ class ClusterView(Protocol):
 
         Upper bound: the engine may have evicted it since.
         """
+        ...
+
+
+class KeptClusterView(ClusterView, Protocol):
+    """What a ledger keeps besides, so that policies for large clusters need not look at everyone.
+
+    It says nothing that the view does not say. Policies ask by getattr, and look at everyone
+    where a view does not have it: `schedulers.pools` for `pools`, `schedulers.tao_view` for the
+    rest.
+    """
+
+    @property
+    def pools(self) -> Callable[[], tuple[Any, Any]]:
+        """Replicas that serve and that prefill, each a `schedulers.pools.Pool`."""
+        ...
+
+    @property
+    def unplaced(self) -> Mapping[str, SessionView]:
+        """Open sessions without a home."""
+        ...
+
+    @property
+    def home_tokens(self) -> Mapping[str, int]:
+        """Sum of `tokens` of the sessions at home on a replica, by its id."""
+        ...
+
+    @property
+    def evidence_of(self) -> Callable[[str], Mapping[str, Evidence]]:
+        """All evidence of a session, by replica."""
         ...

@@ -1,11 +1,11 @@
 """Schedulers at fleet size: what a decision and a simulation cost with up to 1,000 replicas.
 
-    python scripts/fleet_size.py [-o results.json] [--plot docs/img/fleet_size]
+    python -m scripts.fleet_size [-o results.json] [--plot docs/img/fleet_size]
 
-Sessions are copies of generated ones, all live at once, a hundred to a replica, cut to their first
-turns so that a point takes minutes. Every point runs in a process of its own. A decision is the
-CPU time that the policy takes for a turn's arrival, control plane left out; memory is the most that
-the process had.
+Sessions are copies of generated ones, a hundred open to a replica, started within seconds and cut
+to their first turns, so that a point takes minutes. Every point runs in a process of its own. A
+decision is the CPU time that the policy takes for a turn's arrival, control plane left out; memory
+is the most that the process had.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ from scripts.growth import WORKLOAD, cluster_of
 from workloads.catalog import load_workload
 from workloads.model import Session
 
-LIVE_PER_REPLICA = 100
+STARTED_PER_REPLICA = 105
+"""The first end before the last have started: a hundred are open at once."""
 SAMPLING_S = 60.0
 """Between two looks at the gauges: with 1,000 replicas each look has 1,000 records."""
+SPREAD_S = 10.0
+"""All sessions start within this, so that nearly all are open at once."""
 GOAL_US = 100.0
 GOAL_GB = 8.0
-DEFAULT = ["round-robin", "least-loaded", "smetric"]
+DEFAULT = ["round-robin", "least-loaded", "cache-aware", "smetric"]
 SEEDS = 200
 """Different sessions; the others are copies of them."""
 
@@ -53,6 +56,7 @@ class Point:
     scheduler: str
     replicas: int
     sessions: int
+    """The most that were open at once."""
     turns: int
     decisions: int
     decision_us: float
@@ -62,11 +66,12 @@ class Point:
 
 
 class Watch:
-    """CPU time of decisions."""
+    """CPU time of decisions, and the sessions that were open at them."""
 
     def __init__(self) -> None:
         self.count = 0
         self.ns = 0
+        self.most_open = 0
 
 
 def timed(cls: type[Scheduler], watch: Watch) -> type[Scheduler]:
@@ -75,6 +80,7 @@ def timed(cls: type[Scheduler], watch: Watch) -> type[Scheduler]:
     def on_event(self: Scheduler, event: Event, cluster: ClusterView) -> Iterable[Command]:
         if not isinstance(event, TurnArrived):
             return cls.on_event(self, event, cluster)
+        watch.most_open = max(watch.most_open, len(cluster.sessions))
         return _timed(cls.on_event(self, event, cluster), watch)
 
     return type("Timed", (cls,), {"on_event": on_event})
@@ -109,20 +115,22 @@ def measure(scheduler: str, replicas: int, turns: int) -> Point:
 
 def _measure(scheduler: str, replicas: int, turns: int) -> Point:
     cluster = cluster_of(replicas)
-    live = LIVE_PER_REPLICA * replicas
-    sessions = crowd(live, turns)
+    started = STARTED_PER_REPLICA * replicas
+    sessions = crowd(started, turns)
     defaults: dict[str, Any] = {**engine_defaults(cluster)}
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
-        cell = CellId(WORKLOAD, scheduler, live, 0)
+        cell = CellId(WORKLOAD, scheduler, started, 0)
         with CellWriter(Path(folder), cell, "simulated") as writer:
             outcome = simulate(
                 sessions,
-                workers=live,
+                workers=started,
                 scheduler=timed(find(scheduler), watch)(),
                 cluster=cluster,
                 settings=SimSettings(
-                    sampling_interval_s=SAMPLING_S, start_spread_s=60.0, record_decisions=False
+                    sampling_interval_s=SAMPLING_S,
+                    start_spread_s=SPREAD_S,
+                    record_decisions=False,
                 ),
                 engine=EngineParams(**defaults),
                 recorder=writer,
@@ -131,7 +139,7 @@ def _measure(scheduler: str, replicas: int, turns: int) -> Point:
     return Point(
         scheduler,
         replicas,
-        live,
+        watch.most_open,
         sum(len(session.turns) for session in sessions),
         watch.count,
         watch.ns / watch.count / 1e3,

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from harness.control.ledger import Ledger
+from schedulers.pools import Pool
 from schedulers.types import Evidence, PromptRef, Turn
 from schedulers.views import ReplicaView, SessionView
 
 
 @dataclass(frozen=True, slots=True)
 class Facade:
-    """`schedulers.views.ClusterView`, and nothing else of the ledger; its mappings are read-only.
+    """`schedulers.views.KeptClusterView`, and nothing else of the ledger; its mappings are
+    read-only.
 
     Sessions and replicas are the ledger's own records, since a policy reads them far too often
     for wrappers; `tampering` finds what a policy wrote into them.
@@ -26,7 +28,10 @@ class Facade:
     tokens: Callable[[str], int]
     evidence: Callable[[str, str], Evidence | None]
     cached_tokens: Callable[[PromptRef, str], int]
-    pools: Callable[[], tuple[tuple[ReplicaView, ...], tuple[ReplicaView, ...]]]
+    pools: Callable[[], tuple[Pool, Pool]]
+    unplaced: Mapping[str, SessionView]
+    home_tokens: Mapping[str, int]
+    evidence_of: Callable[[str], Mapping[str, Evidence]]
 
 
 def facade(ledger: Ledger) -> Facade:
@@ -40,6 +45,9 @@ def facade(ledger: Ledger) -> Facade:
         ledger.evidence,
         ledger.cached_tokens,
         ledger.pools,
+        MappingProxyType(ledger.unplaced),
+        MappingProxyType(ledger.home_tokens),
+        lambda session: MappingProxyType(ledger.evidence_of(session)),
     )
 
 
@@ -62,6 +70,7 @@ def _tampered(ledger: Ledger, capacities: Mapping[str, int | None]) -> Iterator[
             queued[attempt.serving] += attempt.uncached_tokens
         attempts.setdefault(attempt.turn.session, []).append(number)
     homes: dict[str, set[str]] = {}
+    tokens = dict.fromkeys(ledger.replica_states, 0)
     waiting = set[str]()
     for name, session in ledger.session_states.items():
         paused = session.lifecycle == "paused"
@@ -78,6 +87,9 @@ def _tampered(ledger: Ledger, capacities: Mapping[str, int | None]) -> Iterator[
                 yield f"session {name}: {field}"
         if session.home is not None:
             homes.setdefault(session.home, set()).add(name)
+            tokens[session.home] += session.tokens
+    if set().union(*homes.values(), ledger.unplaced) != set(ledger.session_states):
+        yield "sessions"
     if waiting != set(ledger.waiting_turns):
         yield "waiting"
     for position, (name, replica) in enumerate(ledger.replica_states.items()):
@@ -87,6 +99,11 @@ def _tampered(ledger: Ledger, capacities: Mapping[str, int | None]) -> Iterator[
             ("in_flight", replica.in_flight == in_flight[name]),
             ("queued_prefill_tokens", replica.queued_prefill_tokens == queued[name]),
             ("sessions", set(replica.homes) == homes.get(name, set())),
+            ("tokens of its sessions", ledger.home_tokens[name] == tokens[name]),
         ):
             if not right:
                 yield f"replica {name}: {field}"
+    for pool in ledger.pools():
+        for replica_view, count in zip(pool.members, pool.in_flight.tolist(), strict=True):
+            if replica_view.in_flight != count:
+                yield f"replica {replica_view.id}: in_flight"

@@ -9,7 +9,7 @@ from typing import Any
 from harness.control.prefix_index import IDLE_LIMIT, PrefixIndex
 from harness.control.records import Attempt, Capacity, ReplicaState, SessionState
 from schedulers import events as ev
-from schedulers.pools import prefillers_of, serving_of
+from schedulers.pools import Pool, prefillers_of, serving_of
 from schedulers.types import Evidence, PromptRef, Turn
 from schedulers.views import ReplicaView, Role, SessionView
 
@@ -44,8 +44,12 @@ class Ledger:
             r.id: ReplicaState(r.id, i, r.role, r.capacity) for i, r in enumerate(replicas)
         }
         self._replica_list: tuple[ReplicaState, ...] = tuple(self.replica_states.values())
-        self._pools: tuple[tuple[ReplicaView, ...], tuple[ReplicaView, ...]] | None = None
+        self._pools: tuple[Pool, Pool] | None = None
         self.session_states: dict[str, SessionState] = {}
+        self.unplaced: dict[str, SessionState] = {}
+        """Open sessions without a home."""
+        self.home_tokens = dict.fromkeys(self.replica_states, 0)
+        """Context tokens of the sessions at home on each replica, without output that streams."""
         self.waiting_turns: dict[str, Turn] = {}
         self.undecided: dict[str, None] = {}
         """Waiting turns that the policy has not yet said anything about."""
@@ -63,12 +67,19 @@ class Ledger:
     def replicas(self) -> Sequence[ReplicaView]:
         return self._replica_list
 
-    def pools(self) -> tuple[tuple[ReplicaView, ...], tuple[ReplicaView, ...]]:
+    def pools(self) -> tuple[Pool, Pool]:
         """Replicas that serve and that prefill (schedulers.pools); new when health changes."""
         if self._pools is None:
             everyone = self._replica_list
-            self._pools = tuple(serving_of(everyone)), tuple(prefillers_of(everyone))
+            self._pools = Pool(serving_of(everyone)), Pool(prefillers_of(everyone))
         return self._pools
+
+    def add_in_flight(self, replica: ReplicaState, turns: int) -> None:
+        """So many turns more are in flight on the replica."""
+        replica.in_flight += turns
+        if self._pools is not None:
+            for pool in self._pools:
+                pool.changed(replica.id, turns)
 
     @property
     def sessions(self) -> Mapping[str, SessionView]:
@@ -92,6 +103,10 @@ class Ledger:
         session = self.session_states.get(session_id)
         return session.evidence.get(replica_id) if session else None
 
+    def evidence_of(self, session_id: str) -> Mapping[str, Evidence]:
+        """All that is known of the session's KV, by replica."""
+        return self.session_states[session_id].evidence
+
     def cached_tokens(self, prompt: PromptRef, replica_id: str) -> int:
         return self.prefixes.match(prompt, replica_id)
 
@@ -102,8 +117,8 @@ class Ledger:
         session = self.session_states.get(turn.session)
         if session is None:
             session = SessionState(turn.session, turn.parent, self.now)
-            self.session_states[turn.session] = session
-        session.tokens = turn.prompt.tokens
+            self.session_states[turn.session] = self.unplaced[turn.session] = session
+        self._set_tokens(session, turn.prompt.tokens)
         session.idle_since = None
         session.tools = ()
         self.add_waiting(session, turn, self.now)
@@ -128,8 +143,7 @@ class Ledger:
         attempt = self.attempts[event.attempt]
         self._leave_replica(attempt)
         attempt.serving = attempt.decode
-        decode = self.replica_states[attempt.decode]
-        decode.in_flight += 1
+        self.add_in_flight(self.replica_states[attempt.decode], 1)
         self.prefixes.insert(event.session, attempt.turn.prompt, attempt.decode)
 
     def _record_first_token(self, event: ev.FirstToken) -> None:
@@ -144,7 +158,7 @@ class Ledger:
         self._end_attempt(event.attempt)
         session = self.session_states[event.session]
         session.turns_finished += 1
-        session.tokens = event.usage.total
+        self._set_tokens(session, event.usage.total)
         session.evidence[event.replica] = Evidence(event.usage.total, self.now)
         if session.phase == "acting":
             session.idle_since = self.now
@@ -208,13 +222,14 @@ class Ledger:
 
     def _leave_replica(self, attempt: Attempt) -> None:
         replica = self.replica_states[attempt.serving]
-        replica.in_flight -= 1
+        self.add_in_flight(replica, -1)
         prefilling = attempt.serving == (attempt.prefill or attempt.decode)
         if prefilling and not attempt.first_token_seen:
             replica.queued_prefill_tokens -= attempt.uncached_tokens
 
     def forget_session(self, session_id: str) -> None:
         del self.session_states[session_id]
+        self.unplaced.pop(session_id, None)
         self.prefixes.close(session_id)
 
     def set_home(self, session: SessionState, replica: ReplicaState) -> None:
@@ -222,12 +237,21 @@ class Ledger:
             self.leave_home(session)
             replica.homes[session.id] = None
             session.home = replica.id
+            self.home_tokens[replica.id] += session.tokens
+            self.unplaced.pop(session.id, None)
         session.lifecycle, session.paused_at = "active", None
 
     def leave_home(self, session: SessionState) -> None:
         if session.home is not None:
             del self.replica_states[session.home].homes[session.id]
+            self.home_tokens[session.home] -= session.tokens
+            self.unplaced[session.id] = session
             session.home = None
+
+    def _set_tokens(self, session: SessionState, tokens: int) -> None:
+        if session.home is not None:
+            self.home_tokens[session.home] += tokens - session.tokens
+        session.tokens = tokens
 
     def pause(self, session: SessionState) -> None:
         self.leave_home(session)

@@ -289,7 +289,7 @@ class ControlPlane:
         )
         session.attempts[number] = None
         session.last_replica = decode.id
-        first.in_flight += 1
+        self.ledger.add_in_flight(first, 1)
         first.queued_prefill_tokens += uncached
         self.ledger.prefixes.insert(turn.session, turn.prompt, first.id)
         self._operations.append(

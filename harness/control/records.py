@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from schedulers.types import Evidence, ReplicaSample, ToolSignal, Turn
@@ -46,7 +46,7 @@ class ReplicaState:
         self.capacity_tokens = capacity.usable
 
     @property
-    def sessions(self) -> Iterable[str]:
+    def sessions(self) -> Collection[str]:
         return self.homes.keys()
 
 

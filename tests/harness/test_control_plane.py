@@ -21,7 +21,7 @@ from schedulers import events as ev
 from schedulers.base import AdmissionScheduler, SchedulerInfo
 from schedulers.commands import Abort, Command, Hold, Pause, Reject, Resume, Route, Solve, WakeAt
 from schedulers.types import Evidence, PromptRef, PromptRun, ToolSignal, Turn, Usage
-from schedulers.views import ClusterView
+from schedulers.views import ClusterView, KeptClusterView
 
 INFO = SchedulerInfo("test", "nothing", True, "inferred", "none")
 Decide = Callable[[ev.Event, ClusterView], Iterable[Command]]
@@ -266,8 +266,9 @@ def test_a_policy_sees_the_view_and_nothing_else() -> None:
 
     plane_with(looks).handle(ev.TurnArrived(5, turn("a")))
     view = [name for name in vars(ClusterView) if not name.startswith("_")]
-    # `pools` says nothing new: healthy replicas by role, kept ready for schedulers.pools.
-    assert sorted(seen) == sorted([*view, "capacity_tokens", "pools"])
+    # The other four say nothing new: they are kept for policies in large clusters.
+    kept = [name for name in vars(KeptClusterView) if not name.startswith("_")]
+    assert sorted(seen) == sorted([*view, *kept, "capacity_tokens"])
 
 
 class Chaotic(AdmissionScheduler):

@@ -13,7 +13,7 @@ of an active session that waits for nothing, a dead or unknown replica, a wake-u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from schedulers import events as ev
@@ -56,7 +56,7 @@ class FakeReplica:
     sampled_at: int | None = None
 
     @property
-    def sessions(self) -> Iterable[str]:
+    def sessions(self) -> Collection[str]:
         return list(self.homes)
 
 

@@ -42,9 +42,9 @@ def test_match_and_size_equal_the_oracle(
         assert found.get(replica, 0) == oracle.match(asked, replica)
         assert tree.size(replica) == oracle.size(replica)
     best = max(found.values(), default=0)
-    reached, holders = tree.longest(asked)
+    reached, node = tree.longest(asked)
     assert reached == best
-    assert set(holders) == {replica for replica in found if best and found[replica] == best}
+    assert set(node.holders) == {replica for replica in found if best and found[replica] == best}
 
 
 @settings(max_examples=200, deadline=None)
