@@ -134,6 +134,12 @@ class RunDirectoryError(AgentschedError):
     """A run directory cannot be read, written, or is used by another run."""
 
 
+class NoRunError(RunDirectoryError):
+    """The folder that was given holds no run."""
+
+    exit_code = 2
+
+
 class InvalidRunError(AgentschedError):
     """The run finished, but its result must not be used; the message says why."""
 

@@ -129,7 +129,8 @@ class Comparison:
         """Raises GateFailedError if a gate was met or could not be evaluated."""
         if self.failures:
             raise GateFailedError(
-                "; ".join(self.failures), "look into the change, or loosen the `--fail-if` gate"
+                "\n       ".join(self.failures),
+                "look into the change, or loosen the `--fail-if` gate",
             )
 
 

@@ -19,7 +19,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from agentsched import RunDirectoryError, __version__
+from agentsched import NoRunError, RunDirectoryError, __version__
 from results.cells import LAYOUT, CellId, canonical_json, disk, put_atomically
 from results.records import Label
 from results.run import Run
@@ -96,11 +96,12 @@ class RunStore:
         """Opens a run directory for reading, finished or not; takes no lock.
 
         Raises:
-            RunDirectoryError: there is no run, or one of another layout.
+            NoRunError: there is no run.
+            RunDirectoryError: it is one of another layout.
         """
         root = Path(path)
         if not (root / "manifest.json").is_file():
-            raise RunDirectoryError(
+            raise NoRunError(
                 f"{root}: no run is stored here (no manifest.json)",
                 "give the folder that `agentsched run` named, e.g. runs/quickstart",
             )

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from agentsched import UsageError
@@ -21,6 +20,7 @@ from harness.models import Model
 from harness.planning.candidates import SPLITS, TENSOR_PARALLEL, Line
 from harness.pool import cores, run_cells
 from harness.saturation import Goal
+from harness.scratch import Scratch
 from harness.sim.defaults import engine_defaults
 from harness.sim.engine_types import EngineParams
 from harness.sim.settings import SimSettings
@@ -222,9 +222,9 @@ class Simulated:
     sim: SimSettings = field(default_factory=lambda: SimSettings(record_decisions=False))
 
     def __call__(self, wanted: Sequence[tuple[Line, int]]) -> list[Probe]:
-        with TemporaryDirectory(prefix="agentsched-plan-") as folder:
+        with Scratch("plan") as folder:
             jobs = {
-                (index, seed): self._job(line, units, seed, Path(folder) / str(index))
+                (index, seed): self._job(line, units, seed, folder / str(index))
                 for index, (line, units) in enumerate(wanted)
                 for seed in self.load.seeds
             }

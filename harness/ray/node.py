@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from agentsched import AgentschedError
 from harness.cells import CellFailure, CellJob
 from harness.plan import code_digest
+from harness.scratch import Scratch
 from results.writer import LOGS
 
 SEND_S = 0.5
@@ -52,8 +52,7 @@ def play(
             f"a node of the Ray cluster has other code ({mine}) than this run ({digest})",
             "install the same version of agentsched on every node",
         )
-    with TemporaryDirectory(prefix="agentsched-cell-") as temporary:
-        root = Path(temporary)
+    with Scratch("cell") as root:
         folder = root / "run" / "cells" / job.cell.name
 
         def on_progress(_: CellJob, sessions: int, turns: int) -> None:

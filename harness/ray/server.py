@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from harness.capacity import Cluster, resolve_cluster
 from harness.live.engines.diagnosis import start_error
 from harness.live.engines.process import LeashedProcess
 from harness.live.parts import ReplicaAddress, Role
+from harness.scratch import Scratch
 from harness.specfile import parse_document
 from harness.topology import ReplicaSpec, read_topology
 
@@ -188,7 +188,8 @@ class ReplicaActor:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._folder = Path(tempfile.mkdtemp(prefix="agentsched-replica-"))
+        self._scratch = Scratch("replica")
+        self._folder = self._scratch.path
         self._server: Server | None = None
         self._sent = 0
 

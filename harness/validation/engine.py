@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from agentsched import InputError
 from harness.cells import CellJob
 from harness.live.engines.kinds import ENGINES, environment
 from harness.plan import plan
+from harness.scratch import Scratch
 from harness.spec import load_spec
 from harness.validation import engine_cells as cells
 from harness.validation.engine_fit import Fit, fit_steps, read_calls
@@ -85,8 +85,8 @@ def engine_finding(
             f"name its virtual environment in {ENVIRONMENT_VARIABLE}"
         )
         return Finding("engine", _TITLE, _about(), skipped=reason)
-    with tempfile.TemporaryDirectory(prefix="agentsched-") as folder:
-        where = recording if recording is not None else Path(folder)
+    with Scratch("validate") as folder:
+        where = recording if recording is not None else folder
         record_all(where, str(place.folder), tell=tell)
         return compare_recording(where)
 

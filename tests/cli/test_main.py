@@ -115,9 +115,10 @@ def test_a_spec_cannot_run_code(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
-def test_a_missing_run_is_told_with_what_to_do(tmp_path: Path) -> None:
-    done = agentsched("report", "nothing", cwd=tmp_path)
-    assert done.returncode == 1
+@pytest.mark.parametrize("command", [["report", "."], ["compare", ".", "nothing"], ["grade", "."]])
+def test_a_missing_run_is_told_with_what_to_do(tmp_path: Path, command: list[str]) -> None:
+    done = agentsched(*command, cwd=tmp_path)
+    assert done.returncode == 2
     assert "no run is stored here" in done.stderr
 
 

@@ -35,6 +35,7 @@ FACE_OF_LOWER_FOLDERS = {
     "SchedulerError",
     "SimulationError",
     "RunDirectoryError",
+    "NoRunError",
     "InvalidRunError",
     "GateFailedError",
     "__version__",

@@ -111,6 +111,17 @@ def test_gate(tmp_path: Path, gate: str, trips: bool) -> None:
         found.check()
 
 
+def test_gates_that_are_met_are_told_a_line_each(tmp_path: Path) -> None:
+    before, after = made(tmp_path / "a", {0: 1.0}), made(tmp_path / "b", {0: 1.5})
+    found = compare(before, after, ["ttft_mean"], ["ttft_mean > +5%", "ttft_mean > +6%"])
+    with pytest.raises(GateFailedError) as caught:
+        found.check()
+    lines = caught.value.message.splitlines()
+    assert len(lines) == 2
+    assert "+5%" in lines[0]
+    assert "+6%" in lines[1]
+
+
 def test_a_gate_on_something_unknown_does_not_pass(tmp_path: Path) -> None:
     before, after = made(tmp_path / "a", {0: 1.0}), made(tmp_path / "b", {0: 1.1})
     found = compare(before, after, ["ttft_mean"], ["goodput < -1%"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +24,7 @@ from harness.live.engines.process import LeashedProcess, sweep
 from harness.live.engines.settings import EngineSettings
 from harness.live.parts import ReplicaAddress
 from harness.live.polling import server_info_capacity
+from harness.scratch import Scratch
 from results.records import Label
 
 _LOOK_S = 0.5
@@ -77,9 +76,9 @@ class EngineFleet:
         self._environment: Environment = usable_environment(self.kind, self._settings.environment)
         machine = local_gpus() if self.kind.gpu else None
         # Sockets need short paths, and nobody else may read what they carry.
-        self._runtime = Path(tempfile.mkdtemp(prefix="agentsched-"))
+        self._runtime = Scratch()
         try:
-            self.places = lay_out(cluster, self.kind, self._settings, self._runtime, machine)
+            self.places = lay_out(cluster, self.kind, self._settings, self._runtime.path, machine)
         except UsageError:
             self.close_runtime()
             raise
@@ -160,7 +159,7 @@ class EngineFleet:
             self._caps.restore()
 
     def close_runtime(self) -> None:
-        shutil.rmtree(self._runtime, ignore_errors=True)
+        self._runtime.close()
 
     def log(self, replica: str) -> Path:
         """Where a replica's output goes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from harness.live.routers.naming import NamingRelay
 from harness.live.routers.process import RouterError, RouterProcess, free_ports
 from harness.live.serving import fetch
 from harness.live.wire import Request, Sender
+from harness.scratch import Scratch
 from results.records import Label
 
 POLL_S = 0.1
@@ -54,7 +54,7 @@ class RouterFront:
         self.command: list[str] = []
         self.order: list[str] = []
         self._folder = folder
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: Scratch | None = None
         self._process: RouterProcess | None = None
         self._client: HttpClient | None = None
         self._relay: NamingRelay | None = None
@@ -75,8 +75,8 @@ class RouterFront:
             UsageError: it cannot front these replicas.
         """
         if self._folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="agentsched-router-")
-            self._folder = Path(self._temporary.name)
+            self._temporary = Scratch("router")
+            self._folder = self._temporary.path
         self._folder.mkdir(parents=True, exist_ok=True)
         model = await served_model(replicas)
         try:
@@ -209,7 +209,7 @@ class RouterFront:
             await self._server.close()
         await self._stop_process()
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.close()
 
     async def _stop_process(self) -> None:
         if self._client is not None:
