@@ -1,7 +1,7 @@
 """How often rivals' own programs and our re-implementations of them choose the same replica.
 
 python -m scripts.router_agreement [--programs FOLDER] [--thunderagent CHECKOUT [--python PROGRAM]]
-    [--only TEXT] [--page docs/routers.md] [--json FILE]
+    [--dynamo FOLDER] [--only TEXT] [--page docs/routers.md] [--json FILE]
 
 The same sessions go through the original and through our gateway, in front of the same emulated
 replicas. These run on a virtual clock in lockstep with the clients: a request is sent, everybody
@@ -92,6 +92,16 @@ PAIRS = (
         ours={"when_lost": "walk"},
         plan=Plan(named=True),
     ),
+    Pair("round robin", "dynamo:round-robin", "round-robin", renamed=True),
+    Pair("KV events", "dynamo:kv", "dynamo", plan=Plan(kv_events=True), renamed=True),
+    Pair(
+        "KV events, memory for half of the sessions",
+        "dynamo:kv",
+        "dynamo",
+        plan=Plan(kv_events=True, kv_blocks=1500),
+        renamed=True,
+    ),
+    Pair("no KV events", "dynamo:kv", "dynamo", {"kv_events": False}, renamed=True),
     Pair(
         "enough memory",
         "thunderagent:tr",
@@ -234,6 +244,7 @@ def main() -> None:
     parser.add_argument("--programs", default=None, help="folder of the routers' programs")
     parser.add_argument("--thunderagent", default=None, help="a checkout of ThunderAgent")
     parser.add_argument("--python", default=None, help="interpreter with what ThunderAgent needs")
+    parser.add_argument("--dynamo", default=None, help="bin folder of Dynamo's environment")
     parser.add_argument("--only", default="", help="pairs whose router or title has this text")
     parser.add_argument("--page", type=Path, default=None, help="page whose table is replaced")
     parser.add_argument("--json", type=Path, default=None)
@@ -242,8 +253,10 @@ def main() -> None:
     for pair in PAIRS:
         if given.only not in f"{pair.router} {pair.title}":
             continue
-        thunder = pair.router.startswith("thunderagent")
-        settings = {"program": given.thunderagent if thunder else given.programs}
+        name = pair.router.partition(":")[0]
+        thunder = name == "thunderagent"
+        programs = {"thunderagent": given.thunderagent, "dynamo": given.dynamo}
+        settings = {"program": programs.get(name, given.programs)}
         settings |= {"python": given.python} if thunder else {}
         settings |= {"name_sessions": pair.plan.named}
         try:

@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.live.clock import LoopClock
@@ -16,6 +16,7 @@ from harness.live.fleet_server import EngineSpec, emulated_replicas
 from harness.live.gateway import GatewaySettings
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer
+from harness.live.kv_publishing import KvPublisher
 from harness.live.parts import ReplicaAddress
 from harness.live.polling import PollSettings
 from harness.live.routers.base import PROBE_SESSION
@@ -31,6 +32,9 @@ from results.records import DecisionRecord
 PS_PER_MS = 10**9
 SETTLE_S = 0.004
 """After an answer has come, for what the router does when its connection is done."""
+HEARD_S = 0.1
+"""Before a request to a router that follows streams and KV events, until it has heard them."""
+GENERATING = ("/v1/chat/completions", "/v1/completions")
 HELD_S = 2.0
 """A turn that has reached no replica after this is held by the router."""
 
@@ -45,6 +49,8 @@ class Plan:
     kv_blocks: int = 40_000
     named: bool = False
     """Requests carry the session's name."""
+    kv_events: bool = False
+    """Replicas publish KV events."""
     lockstep: bool = True
     """False: in real time."""
     seed: int = 1
@@ -119,6 +125,8 @@ class Replicas:
         self.arrivals: list[str] = []
         self.arrived = asyncio.Event()
         self._servers: list[HttpServer] = []
+        self._with_events = plan.kv_events
+        self._publishers: list[KvPublisher] = []
 
     async def start(self, ports: Sequence[int] | None) -> None:
         """Listen on these ports, or on free ones."""
@@ -130,11 +138,22 @@ class Replicas:
             port = await server.listen("127.0.0.1", ports[index] if ports else 0)
             self.ports.append(port)
             self._servers.append(server)
+            if self._with_events:
+                size = replica.engine.params.block_size
+                publisher = KvPublisher("tcp://127.0.0.1:0", replica.clock, size)
+                self._publishers.append(publisher)
+                replica.publish(publisher)
+
+    def addresses(self) -> list[ReplicaAddress]:
+        found = [ReplicaAddress(f"e{i}", url) for i, url in enumerate(self.urls)]
+        for index, publisher in enumerate(self._publishers):
+            found[index] = replace(found[index], kv_events=publisher.address)
+        return found
 
     def _noting(self, replica: EmulatedReplica) -> Handler:
         def handle(request: Request, exchange: Exchange) -> None:
             replica.handle(request, exchange)
-            if request.path == "/v1/chat/completions":  # some routers ask for tokens as well
+            if request.path in GENERATING:  # some routers ask for tokens as well
                 self.arrivals.append(replica.name)
                 self.arrived.set()
 
@@ -158,6 +177,8 @@ class Replicas:
     async def close(self) -> None:
         for server in self._servers:
             await server.close()
+        for publisher in self._publishers:
+            await publisher.close()
 
 
 class Play:
@@ -217,6 +238,8 @@ class Play:
             self._due.append(self._waiting.pop(0))
 
     async def _send(self, talk: Talk) -> None:
+        if self._plan.kv_events:
+            await asyncio.sleep(HEARD_S)
         seen = len(self._replicas.arrivals)
         self._replicas.arrived.clear()
         task = asyncio.ensure_future(self._turn(talk))
@@ -276,9 +299,8 @@ async def play_original(front: RouterFront, plan: Plan, count: int) -> tuple[lis
         replicas = Replicas(count, plan)
         await replicas.start(None)
         stack.push_async_callback(replicas.close)
-        addresses = [ReplicaAddress(f"e{i}", url) for i, url in enumerate(replicas.urls)]
         stack.push_async_callback(front.close)
-        await _freely(replicas, front.start(addresses))
+        await _freely(replicas, front.start(replicas.addresses()))
         choices = await Play(plan, front.url, replicas, front.release).run()
         order = [replicas.urls.index(url) for url in front.order] or list(range(count))
         return choices, Order(order, replicas.ports, front.router.probe("emulated"))

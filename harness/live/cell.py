@@ -257,6 +257,7 @@ def _emulated_fleet(job: CellJob, live: LiveJob, folder: Path, limit: int) -> Em
         script=script,
         speed=live.settings.time_scale,
         link=link_of(job.cluster, job.sim.kv_link),
+        kv_events=live.router is not None,
     )
 
 

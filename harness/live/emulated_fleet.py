@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class EmulatedFleet:
         script: file of scripted answers for real agents.
         speed: virtual seconds per real second.
         link: what replicas hand KV over; None: they do not.
+        kv_events: publish KV events, on free ports.
     """
 
     def __init__(
@@ -35,16 +37,25 @@ class EmulatedFleet:
         script: Path | None = None,
         speed: float = 1.0,
         link: LinkSpec | None = None,
+        kv_events: bool = False,
     ) -> None:
         answers = read_script(script) if script is not None else None
         self._names = [spec.name for spec in specs]
-        self.server = FleetServer(specs, settings, answers, speed, link)
+        kv_port = 0 if kv_events else None
+        self.server = FleetServer(specs, settings, answers, speed, link, kv_port)
 
     async def start(self) -> list[ReplicaAddress]:
         await self.server.start()
-        return [
+        server = self.server
+        addresses = [
             ReplicaAddress(spec.name, url, spec.role)
-            for spec, url in zip(self.server.specs, self.server.urls, strict=True)
+            for spec, url in zip(server.specs, server.urls, strict=True)
+        ]
+        if not server.publishers:
+            return addresses
+        return [
+            replace(address, kv_events=publisher.address)
+            for address, publisher in zip(addresses, server.publishers, strict=True)
         ]
 
     def schedule_faults(self, faults: Sequence[Fault], front: GatewayFront) -> None:

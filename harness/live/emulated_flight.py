@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.live.dialect import JSON_TYPE, Dialect, Reading, Reply, encode
 from harness.live.emulated_answers import Answer
 from harness.live.emulated_kv import Kept
+from harness.live.emulated_tokens import numbers
 from harness.live.openai_chat import wants_usage
 from harness.live.sse import DONE, event_bytes
+from harness.live.texts import Piece
+from harness.live.token_numbers import are_tokens, token_pieces
 from harness.live.wire import Exchange
+from harness.sim.content import Line
 
 STREAM_HEADERS = [
     ("content-type", "text/event-stream; charset=utf-8"),
@@ -48,15 +52,33 @@ class Flight:
     """Blocks that it copies."""
     waits_for: str | None = None
     """A name that it waits for before the engine hears of it."""
+    numbers: Sequence[int] | None = None
+    """Token numbers of the answer, for clients that asked for them; None: they are not shown."""
+    line: Line | None = None
+    """Its text, if its token numbers are told of with KV events."""
     params: Mapping[str, Any] | None = field(default=None)
     """`kv_transfer_params` of the answer."""
+
+    def spoken(self) -> tuple[list[Piece], list[int] | None]:
+        """Prompt and answer together; and their token numbers, if the prompt came as numbers."""
+        shown = self.reading.body.get("return_token_ids") is True
+        prompt = None if self.chat else self.reading.body.get("prompt")
+        given = prompt if are_tokens(prompt) else None
+        found = numbers(self.answer.text) if shown or given is not None else []
+        self.numbers = found if shown else None
+        if given is not None:
+            whole = [*given, *found]
+            return token_pieces(whole), whole
+        answer = Piece("assistant" if self.chat else "prompt", self.answer.text)
+        return [*self.reading.pieces, answer], None
 
     def emit(self, tokens: int) -> None:
         """Send the answer up to that token, one event a token."""
         tokens = min(tokens, self.answer.tokens)
         if tokens <= self.sent:
             return
-        texts = [self.answer.token(index) for index in range(self.sent, tokens)]
+        sent = range(self.sent, tokens)
+        texts = [(self.answer.token(index), index) for index in sent]
         self.sent = tokens
         if not self.stream:
             self.begun = True
@@ -66,7 +88,7 @@ class Flight:
             self.exchange.head(200, STREAM_HEADERS)
             events += self._opening()
         self.begun = True
-        events += [self._chunk(text) for text in texts if text]
+        events += [self._chunk(text, number=index) for text, index in texts if text]
         self.exchange.data(self._shown(events))
 
     def finish(self) -> None:
@@ -103,8 +125,15 @@ class Flight:
             events.append(event_bytes(encode(usage)))
         return [*events, event_bytes(DONE)]
 
-    def _chunk(self, delta: Any, finish: str | None = None) -> bytes:
+    def _chunk(self, delta: Any, finish: str | None = None, number: int | None = None) -> bytes:
+        """An event.
+
+        Args:
+            number: of the token in the answer; None: it brings none.
+        """
         choice: dict[str, Any] = {"index": 0}
+        if self.numbers is not None:
+            choice["token_ids"] = [] if number is None else [self.numbers[number]]
         if self.chat:
             choice["delta"] = {"content": delta} if isinstance(delta, str) else delta
         else:
@@ -144,6 +173,8 @@ class Flight:
                 choice["message"]["tool_calls"] = answer.calls_whole(self.number)
         else:
             choice["text"] = answer.text
+        if self.numbers is not None:
+            choice["token_ids"] = list(self.numbers)
         choice |= {"logprobs": None, "finish_reason": answer.finish_reason}
         body = {**self._head(chunk=False), "choices": [choice], "usage": self._usage()}
         if self.params is not None:

@@ -21,7 +21,7 @@ from harness.live.emulated_answers import Answer, Script, plan_answer
 from harness.live.emulated_flight import Flight
 from harness.live.emulated_kv import Kept, KvExchange, remote_params, wanted_key
 from harness.live.emulated_pages import Pages
-from harness.live.kv_publishing import KvPublisher
+from harness.live.kv_publishing import KvJournal, KvPublisher
 from harness.live.openai_chat import ChatCompletions, Completions
 from harness.live.parts import Role
 from harness.live.responses_api import Responses
@@ -106,6 +106,7 @@ class EmulatedReplica:
             apis += [Messages(), Responses()]
         self._dialects = {dialect.path: dialect for dialect in apis}
         self._pages = Pages(self, kv_blocks, list(self._dialects))
+        self._journal: KvJournal | None = None
 
     @property
     def in_flight(self) -> int:
@@ -131,7 +132,7 @@ class EmulatedReplica:
     def publish(self, publisher: KvPublisher) -> None:
         """Let the publisher tell of the blocks that the cache keeps."""
         if self.engine.watch_cache(publisher.journal):
-            self._pages.publisher = publisher
+            self._pages.publisher, self._journal = publisher, publisher.journal
 
     def set_slowdown(self, factor: float) -> None:
         """Steps take `factor` times as long from the next one on; 1: as fast as ever."""
@@ -148,7 +149,7 @@ class EmulatedReplica:
         flights, self._flights = list(self._flights.values()), {}
         copying = self.exchange.lost(self) if self.exchange is not None else []
         for flight in flights:
-            self._stop_copying(flight)
+            self._forget(flight)
         for flight in flights:
             flight.exchange.on_gone = None
             flight.exchange.cut()
@@ -163,6 +164,8 @@ class EmulatedReplica:
             if dialect is not self._chat and dialect is not self._completions:
                 raw = dialect.upstream(reading, {})
                 reading = self._chat.read(decode_body(raw), raw)
+            if self._script is not None and isinstance(reading.body.get("prompt"), list):
+                raise RequestError(400, "a scripted answer needs messages, not token numbers")
             prompt = self._texts.tokens(reading.pieces)
             if prompt < 1:
                 raise RequestError(400, "the prompt is empty")
@@ -240,7 +243,7 @@ class EmulatedReplica:
             self.name,
             EngineRequest(
                 id=number,
-                line=self._line(flight.reading.pieces, answer, prompt + answer.tokens, number),
+                line=self._line(flight, number),
                 prompt_tokens=prompt,
                 output_tokens=answer.tokens,
                 priority=priority if isinstance(priority, int) else 0,
@@ -250,15 +253,21 @@ class EmulatedReplica:
             ),
         )
 
-    def _line(self, pieces: Sequence[Piece], answer: Answer, tokens: int, number: int) -> Line:
-        """The text of prompt and answer together, at least `tokens` long.
+    def _line(self, flight: Flight, number: int) -> Line:
+        """The text of prompt and answer together, at least as long as their tokens.
 
         A scripted answer may be given more tokens than its text has; the rest is nobody's text.
         """
-        runs = runs_of(self._texts.tree.walk([*pieces, Piece("assistant", answer.text)]))
+        pieces, known = flight.spoken()
+        runs = runs_of(self._texts.tree.walk(pieces))
         segments = [(run.segment, run.tokens) for run in runs]
+        tokens = flight.prompt_tokens + flight.answer.tokens
         segments.append((f"{self.name}/{number}", max(0, tokens - sum(run.tokens for run in runs))))
-        return self._texts.contents.intern(segments)
+        line = self._texts.contents.intern(segments)
+        if known is not None and self._journal is not None:
+            flight.line = line
+            self._journal.numbers[line] = known
+        return line
 
     def _seed(self, pieces: Sequence[Piece]) -> str:
         """Equal prompts get equal answers, as at temperature 0."""
@@ -280,10 +289,11 @@ class EmulatedReplica:
 
     def _abort(self, number: int, flight: Flight) -> None:
         self._fleet.abort(self.name, number)
-        self._stop_copying(flight)
+        self._forget(flight)
 
-    def _stop_copying(self, flight: Flight) -> None:
+    def _forget(self, flight: Flight) -> None:
         """Whoever waits for it, or keeps blocks for it, need not any more."""
+        self._named(flight)
         exchange = self.exchange
         if exchange is None:
             return
@@ -304,7 +314,7 @@ class EmulatedReplica:
             self._load(flight, event)
         elif event.kind == "rejected":
             del self._flights[event.id]
-            self._stop_copying(flight)
+            self._forget(flight)
             flight.refuse(400, event.reason or "refused by the engine")
         elif event.kind == "first_token":
             self._copied(flight)
@@ -314,7 +324,13 @@ class EmulatedReplica:
             del self._flights[event.id]
             self._finish(event.id, flight)
 
+    def _named(self, flight: Flight) -> None:
+        """Its blocks have all been told of."""
+        if flight.line is not None and self._journal is not None:
+            self._journal.numbers.pop(flight.line, None)
+
     def _finish(self, number: int, flight: Flight) -> None:
+        self._named(flight)
         exchange, key = self.exchange, flight.keep_as
         if exchange is None or key is None:
             flight.finish()

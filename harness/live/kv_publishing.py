@@ -2,15 +2,16 @@
 
 Three frames: topic, sequence number (8 bytes, big endian), msgpack payload [time, events, rank];
 events are maps with their name in `type` and defaults left out (vllm/distributed/kv_events.py of
-0.32). Who missed some asks a second socket for all from a number on. Hashes and token numbers are
-made up from the name of the text: equal text, equal numbers, at all replicas of one emulator.
+0.32). Who missed some asks a second socket for all from a number on. Hashes are made up from the
+name of the text: equal text, equal hashes, at all replicas of one emulator. So are token numbers,
+but of prompts that came as numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b, shake_256
 from typing import Any
 
@@ -47,6 +48,8 @@ class KvJournal:
     def __init__(self, block_size: int, changed: Callable[[], None]) -> None:
         self._block_size, self._changed = block_size, changed
         self._events: list[dict[str, Any]] = []
+        self.numbers: dict[Line, Sequence[int]] = {}
+        """Token numbers of texts that are being computed; those of others are made up."""
 
     def take(self) -> list[dict[str, Any]]:
         """What happened since the last time, in order."""
@@ -56,7 +59,11 @@ class KvJournal:
     def stored(self, line: Line, lo: int, hi: int) -> None:
         before = None if lo == 0 else next(_hashes(line, lo - 1, lo))
         hashes = list(_hashes(line, lo, hi))
-        tokens = [number for name in hashes for number in _tokens(name, self._block_size)]
+        size, numbers = self._block_size, self.numbers.get(line)
+        if numbers is not None:
+            tokens = list(numbers[lo * size : hi * size])
+        else:
+            tokens = [number for name in hashes for number in _tokens(name, size)]
         self._add(
             {
                 "type": "BlockStored",

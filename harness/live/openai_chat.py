@@ -26,6 +26,7 @@ from harness.live.dialect import (
 from harness.live.plain_events import PlainEvents
 from harness.live.sse import DONE, data_of, event_bytes
 from harness.live.texts import Piece
+from harness.live.token_numbers import are_tokens, token_pieces
 from harness.live.tool_signals import ToolCallParts
 
 _UNSTREAMED = ("prompt_logprobs", "echo", "use_beam_search")
@@ -116,8 +117,10 @@ class Completions(OpenAIDialect):
         prompt = body.get("prompt")
         if isinstance(prompt, str):
             pieces = list(_cut(prompt))
+        elif are_tokens(prompt):
+            pieces = token_pieces(prompt)
         elif isinstance(prompt, list):
-            # Several prompts, or tokens: the text of its JSON names it well enough.
+            # Several prompts: the text of its JSON names them well enough.
             pieces = list(_cut(encode(prompt).decode()))
         else:
             raise RequestError(400, "`prompt` must be text, or a list")

@@ -10,14 +10,14 @@ from hashlib import shake_256
 
 BYTES_PER_TOKEN = 4
 
-_VOCABULARY = """
+_LETTERS = """
 act add age ago aid aim air all and any arm art ask bad bag bar bay bed big bit box boy bus but
 buy can cap car cat cry cup cut day did die dog dry due ear eat egg end eye far fat few fit fix
 fly for fun gap gas get god got gun had has hat her him his hit hot how ice its job key kid law
 lay led leg let lie lot low mad man map may men met mix net new nor not now odd off oil old one
 our out own pay per pet pop put ran red rid row run sad sat saw say sea see set she sit six sky
 """
-_WORDS = tuple(f" {word}" for word in _VOCABULARY.split())
+VOCABULARY = tuple(f" {word}" for word in _LETTERS.split())
 
 
 def words(name: str, tokens: int, start: int = 0) -> str:
@@ -29,5 +29,5 @@ def words(name: str, tokens: int, start: int = 0) -> str:
     return digits.translate(_TO_INDEX).decode("latin-1").translate(_TO_WORD)
 
 
-_TO_INDEX = bytes(value % len(_WORDS) for value in range(256))
-_TO_WORD = dict(enumerate(_WORDS))
+_TO_INDEX = bytes(value % len(VOCABULARY) for value in range(256))
+_TO_WORD = dict(enumerate(VOCABULARY))

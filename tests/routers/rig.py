@@ -30,10 +30,10 @@ async def emulated(count: int = 2) -> AsyncIterator[list[ReplicaAddress]]:
         await fleet.close()
 
 
-def installed(router: str) -> None:
+def installed(router: str, **settings: str) -> None:
     """Skip the test if the router's program is not there."""
     try:
-        find_program(describe_router(router))
+        find_program(describe_router(router, settings))
     except UsageError as error:
         pytest.skip(f"{error.message}; try: {error.remedy}")
 
@@ -44,6 +44,18 @@ def fake_program(folder: Path, name: str, script: str) -> Path:
     path.write_text(f"#!{sys.executable}\n{script}")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+def started_with(text: str) -> list[int]:
+    """Processes with that text in their command line."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and text.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
 
 
 def alive(pid: int) -> bool:

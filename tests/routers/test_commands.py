@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from harness.live.routers import (
     arm_name,
     check_router,
     describe_router,
+    find_program,
     install_router,
 )
 from harness.live.routers.base import Launch, Router
@@ -31,7 +33,7 @@ SPLIT = (
 
 
 def launch(replicas: Sequence[ReplicaAddress] = MIXED, folder: Path = Path()) -> Launch:
-    return Launch(("prog",), 7, 8, replicas, "m", folder)
+    return Launch(("prog",), 7, 8, replicas, "m", folder, folder)
 
 
 def command(target: str, replicas: Sequence[ReplicaAddress] = MIXED, **settings: Any) -> list[str]:
@@ -130,10 +132,7 @@ def flags_of(help_text: Path) -> set[str]:
 def test_every_flag_is_in_the_program_s_own_help(name: str) -> None:
     cls = ROUTERS[name]
     known = flags_of(HELP / f"{name}-{cls.version}.txt")
-    events = [
-        ReplicaAddress(r.name, r.url, r.role, f"tcp://127.0.0.1:{i}", r.bootstrap_port)
-        for i, r in enumerate(SPLIT)
-    ]
+    events = [dataclasses.replace(r, kv_events=f"tcp://127.0.0.1:{i}") for i, r in enumerate(SPLIT)]
     numbers = {"cache_threshold": 0.5, "balance_abs_threshold": 1, "balance_rel_threshold": 2.0}
     settings: dict[str, Any] = {**numbers, "prefill_policy": "random", "decode_policy": "random"}
     if name == "vllm-router":
@@ -147,6 +146,22 @@ def test_every_flag_is_in_the_program_s_own_help(name: str) -> None:
     assert set(cls.policies) == set(policies.partition("}")[0].split(","))
 
 
+def test_a_module_needs_the_interpreter_that_has_it(tmp_path: Path) -> None:
+    """Any python would be found; only one whose environment has Dynamo is it."""
+    folder = tmp_path / "env" / "bin"
+    folder.mkdir(parents=True)
+    program = fake_program(folder, "python", "")
+    settings = {"program": str(folder)}
+    with pytest.raises(UsageError, match="router `dynamo` is not installed"):
+        check_router("dynamo", settings)
+    info = tmp_path / "env" / "lib" / "python3.11" / "site-packages" / "ai_dynamo-1.3.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ai-dynamo\nVersion: 1.3.1\n")
+    found = find_program(describe_router("dynamo", settings))
+    assert (found.program, found.version) == ((str(program),), "1.3.1")
+    assert check_router("dynamo:round-robin", settings)[0] == "dynamo:round-robin"
+
+
 def test_litellm_s_configuration(tmp_path: Path) -> None:
     router = describe_router("litellm:least-busy")
     words = router.command(launch(folder=tmp_path))
@@ -158,7 +173,7 @@ def test_litellm_s_configuration(tmp_path: Path) -> None:
     assert config["router_settings"]["routing_strategy"] == "least-busy"
 
 
-@pytest.mark.parametrize("target", ["thunderagent", "litellm"])
+@pytest.mark.parametrize("target", ["thunderagent", "litellm", "dynamo"])
 def test_routers_without_pools_refuse_split_replicas(target: str, tmp_path: Path) -> None:
     router = describe_router(target)
     with pytest.raises(UsageError, match="cannot split turns, and replica p is for prefill alone"):
@@ -189,7 +204,8 @@ def test_mixed_beside_split_replicas_are_refused() -> None:
         ("vllm-router", {"program_scheduling_config": {"a": 1}}, "needs program_scheduling=true"),
         ("thunderagent", {}, "needs a checkout of its repository"),
         ("thunderagent", {"program": "/nowhere"}, "/nowhere is no checkout of ThunderAgent"),
-        ("dynamo", {}, "cannot stand before replicas that run already"),
+        ("dynamo", {"program": "/nowhere"}, "router `dynamo` is not installed at /nowhere"),
+        ("dynamo", {"batch_tokens": 0}, "batch_tokens must be above 0"),
     ],
 )
 def test_refused_before_anything_is_started(
@@ -215,8 +231,6 @@ def test_found_in_the_environment_that_was_made_for_it(
     folder.mkdir(parents=True)
     program = fake_program(folder, "litellm", "")
     monkeypatch.setenv("AGENTSCHED_HOME", str(tmp_path))
-    from harness.live.routers import find_program
-
     found = find_program(describe_router("litellm"))
     assert found.program == (str(program),)
     arm, settings = check_router("litellm")
@@ -229,7 +243,7 @@ def test_every_router_has_a_default_policy_and_most_an_install() -> None:
         assert issubclass(cls, Router)
         assert cls.policies
         assert cls.source.count("/") == 1
-        assert name in INSTALLS or name in ("thunderagent", "dynamo")
+        assert name in INSTALLS or name == "thunderagent"
     for spec in INSTALLS.values():
         assert all("==" in package for package in spec.packages)
 

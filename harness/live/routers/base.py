@@ -54,6 +54,20 @@ class Launch:
     """Name that the replicas serve the model under."""
     folder: Path
     """For files of the router."""
+    scratch: Path
+    """For files that are gone with it."""
+    served: Mapping[str, Any] = field(default_factory=dict)
+    """What the first replica says of its model at /v1/models."""
+    tell: str | None = None
+    """HOST:PORT where helpers tell which requests they were given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A program that runs beside the router, as long as it does."""
+
+    name: str
+    command: Sequence[str]
 
 
 class Router:
@@ -73,6 +87,12 @@ class Router:
     session_name: ClassVar[SessionName] = SessionName()
     known_path: ClassVar[str | None] = None
     """Page that lists the replicas it knows."""
+    module: ClassVar[str | None] = None
+    """It is a module of Python, and `program` the interpreter that has its distribution."""
+    replica_header: ClassVar[str | None] = None
+    """Header of its answers that has the URL of the replica."""
+    request_header: ClassVar[str | None] = None
+    """Header in which it takes a request's name, for helpers that tell which ones they got."""
     config_type: ClassVar[type[RouterSettings]] = RouterSettings
 
     def __init__(self, policy: str, settings: RouterSettings) -> None:
@@ -87,6 +107,18 @@ class Router:
         raise NotImplementedError
 
     def environment(self, launch: Launch) -> dict[str, str]:
+        return {}
+
+    def helpers(self, launch: Launch) -> list[Helper]:
+        """What runs beside it, in the router's environment.
+
+        Raises:
+            UsageError: as `command`.
+        """
+        return []
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is to be known of it beside its command line."""
         return {}
 
     def knows(self, page: Any, replicas: Sequence[ReplicaAddress]) -> bool:

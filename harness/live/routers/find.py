@@ -13,14 +13,13 @@ from typing import Any
 
 from agentsched import UsageError
 from harness.live.routers.base import Router, RouterSettings
+from harness.live.routers.dynamo import DynamoFrontend
 from harness.live.routers.front import Found, RouterFront
 from harness.live.routers.install import INSTALLS, environment_of
 from harness.live.routers.others import (
-    DynamoFrontend,
     LiteLlmProxy,
     ThunderAgentRouter,
     ThunderAgentSettings,
-    refuse_dynamo,
 )
 from harness.live.routers.rust import SglangRouter, Smg, VllmRouter
 
@@ -67,8 +66,6 @@ def describe_router(target: str, settings: Mapping[str, Any] | None = None) -> R
     if name not in ROUTERS:
         raise UsageError(f"unknown router `{name}`", f"one of: {', '.join(ROUTERS)}")
     cls = ROUTERS[name]
-    if cls is DynamoFrontend:
-        raise refuse_dynamo()
     if policy and policy not in cls.policies:
         raise UsageError(
             f"router `{name}` has no policy `{policy}`", f"one of: {', '.join(cls.policies)}"
@@ -129,7 +126,7 @@ def find_program(router: Router) -> Found:
         return _checkout(router, router.settings)
     for folder in _folders(router):
         path = shutil.which(router.program, path=str(folder))
-        if path is not None:
+        if path is not None and (router.module is None or _has(path, router)):
             return Found((path,), _installed_version(Path(path), router.distribution))
     spec = INSTALLS[router.name]
     where = f" at {router.settings.program}" if router.settings.program else ""
@@ -177,6 +174,11 @@ def _commit(folder: Path) -> str | None:
     except OSError:
         return None
     return text[:12] or None
+
+
+def _has(python: str, router: Router) -> bool:
+    """Whether an interpreter's environment has the router."""
+    return _installed_version(Path(python), router.distribution) is not None
 
 
 def _installed_version(program: Path, distribution: str) -> str | None:

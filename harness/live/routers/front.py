@@ -16,6 +16,7 @@ from harness.live.parts import ReplicaAddress
 from harness.live.routers.base import MODEL_UNKNOWN, PROBE_SESSION, Launch, Router
 from harness.live.routers.naming import NamingRelay
 from harness.live.routers.process import RouterError, RouterProcess, free_ports
+from harness.live.routers.served import ServedBy
 from harness.live.serving import fetch
 from harness.live.wire import Request, Sender
 from harness.scratch import Scratch
@@ -56,6 +57,9 @@ class RouterFront:
         self._folder = folder
         self._temporary: Scratch | None = None
         self._process: RouterProcess | None = None
+        self._helpers: list[RouterProcess] = []
+        self._scratch: Scratch | None = None
+        self._served: ServedBy | None = None
         self._client: HttpClient | None = None
         self._relay: NamingRelay | None = None
         self._server: HttpServer | None = None
@@ -78,10 +82,14 @@ class RouterFront:
             self._temporary = Scratch("router")
             self._folder = self._temporary.path
         self._folder.mkdir(parents=True, exist_ok=True)
-        model = await served_model(replicas)
+        served = await served_model(replicas)
+        self._served = ServedBy(replicas, self.router.replica_header)
+        header = self.router.request_header
+        if header is not None and self.router.settings.name_sessions:
+            await self._served.listen(header)
         try:
             for attempt in range(1, TRIES + 1):
-                if await self._launched(replicas, model, last=attempt == TRIES):
+                if await self._launched(replicas, served, last=attempt == TRIES):
                     break
             await self._open_relay()
         except BaseException:
@@ -89,27 +97,51 @@ class RouterFront:
             raise
 
     async def _launched(
-        self, replicas: Sequence[ReplicaAddress], model: str, *, last: bool
+        self, replicas: Sequence[ReplicaAddress], served: Mapping[str, Any], *, last: bool
     ) -> bool:
         """One try; False if the port was taken meanwhile and another one may be tried."""
-        assert self._folder is not None
         settings = self.router.settings
         port, metrics_port = free_ports(2)
         port = settings.port or port
-        launch = Launch(self.found.program, port, metrics_port, replicas, model, self._folder)
+        launch = self._launch(port, metrics_port, replicas, served)
         self.command = [*self.router.command(launch), *settings.args]
+        helpers = self.router.helpers(launch)
         environment = {**self.router.environment(launch), **settings.environment}
         self.router_url = f"http://127.0.0.1:{port}"
         self._client = HttpClient(self.router_url)
         self._process = RouterProcess(self.router.name, self.command, self.log, environment)
+        for helper in helpers:
+            log = launch.folder / f"{helper.name}.log"
+            self._helpers.append(RouterProcess(helper.name, helper.command, log, environment))
         try:
-            await self._ready(replicas, model)
+            await self._ready(replicas, launch.model)
         except RouterError:
             if settings.port or last or not self._process.port_was_taken:
                 raise
             await self._stop_process()
             return False
         return True
+
+    def _launch(
+        self,
+        port: int,
+        metrics_port: int,
+        replicas: Sequence[ReplicaAddress],
+        served: Mapping[str, Any],
+    ) -> Launch:
+        assert self._folder is not None
+        self._scratch = Scratch("router")
+        return Launch(
+            self.found.program,
+            port,
+            metrics_port,
+            replicas,
+            str(served.get("id", MODEL_UNKNOWN)),
+            self._folder,
+            self._scratch.path,
+            served,
+            self._served.address if self._served is not None else None,
+        )
 
     async def _ready(self, replicas: Sequence[ReplicaAddress], model: str) -> None:
         loop = asyncio.get_running_loop()
@@ -119,8 +151,9 @@ class RouterFront:
         known = answered = False
         answer = "nothing yet"
         while not (known and answered):
-            if not process.running:
-                raise process.failure("ended before it was ready")
+            for each in (process, *self._helpers):
+                if not each.running:
+                    raise each.failure("ended before it was ready")
             if loop.time() >= until:
                 seconds = self.router.settings.ready_s
                 raise process.failure(f"was not ready after {seconds:g} s (it answered: {answer})")
@@ -159,15 +192,24 @@ class RouterFront:
         self.url = self.router_url
         if self.router.settings.name_sessions:
             assert self._client is not None
-            self._relay = NamingRelay(self._client, self.router.session_name)
+            assert self._served is not None
+            self._relay = NamingRelay(self._client, self.router.session_name, self._served)
             self._server = HttpServer(self._relay.handle, self._relay.refusal)
             port = await self._server.listen("127.0.0.1", 0)
             self.url = f"http://127.0.0.1:{port}"
 
     async def failed(self) -> Exception:
         assert self._process is not None
-        code = await self._process.ended()
-        return self._process.failure(f"ended with exit code {code} while it was needed")
+        processes = [self._process, *self._helpers]
+        ends = [asyncio.ensure_future(process.ended()) for process in processes]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            index = next(index for index, end in enumerate(ends) if end.done())
+            code = ends[index].result()
+            return processes[index].failure(f"ended with exit code {code} while it was needed")
+        finally:
+            for end in ends:
+                end.cancel()
 
     def release(self, session: str) -> None:
         """Tell the router that the session has ended, if it wants to know."""
@@ -199,6 +241,7 @@ class RouterFront:
             "command": self.command,
             "log": self.log.name if self._temporary is None else None,
             "sessions_named_by_relay": self._relay is not None,
+            **self.router.facts(),
         }
 
     async def close(self) -> None:
@@ -208,18 +251,24 @@ class RouterFront:
         if self._server is not None:
             await self._server.close()
         await self._stop_process()
+        if self._served is not None:
+            self._served.close()
         if self._temporary is not None:
             self._temporary.close()
 
     async def _stop_process(self) -> None:
         if self._client is not None:
             await self._client.close()
-        if self._process is not None:
-            await self._process.close()
+        helpers, self._helpers = self._helpers, []
+        running = [each for each in (self._process, *helpers) if each is not None]
+        await asyncio.gather(*(each.close() for each in running))
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
 
 
-async def served_model(replicas: Sequence[ReplicaAddress]) -> str:
-    """The name that the first replica serves its model under."""
+async def served_model(replicas: Sequence[ReplicaAddress]) -> Mapping[str, Any]:
+    """What the first replica says of its model, with its name in `id`; empty: nothing."""
     client = HttpClient(replicas[0].url)
     try:
         status, body = await fetch(client, "/v1/models")
@@ -227,7 +276,7 @@ async def served_model(replicas: Sequence[ReplicaAddress]) -> str:
         await client.close()
     page = orjson.loads(body) if status == 200 else {}
     models = page.get("data") if isinstance(page, dict) else None
-    return str(models[0]["id"]) if models else MODEL_UNKNOWN
+    return models[0] if isinstance(models, list) and models and "id" in models[0] else {}
 
 
 class _Answer:

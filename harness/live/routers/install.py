@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentsched import AgentschedError, UsageError
 from harness.live.engines.kinds import engines_folder
+from harness.live.routers.dynamo import DynamoFrontend
 from harness.live.routers.others import LiteLlmProxy
 from harness.live.routers.rust import SglangRouter, Smg, VllmRouter
 
@@ -39,6 +40,9 @@ INSTALLS: dict[str, InstallSpec] = {
         ),
         InstallSpec(
             "litellm", (f"litellm[proxy]=={LiteLlmProxy.version}",), LiteLlmProxy.program, 756
+        ),
+        InstallSpec(
+            "dynamo", (f"ai-dynamo=={DynamoFrontend.version}",), DynamoFrontend.program, 600
         ),
     )
 }

@@ -1,8 +1,10 @@
-"""Tells a router which session a request belongs to, in the words that the router knows.
+"""Tells a router which session a request belongs to, in the words that the router knows, and its
+client which replica answered.
 
 Agents name their session in many ways (`harness.live.identity`), each router reads one or two of
 them. A relay in front of the router reads the name as our gateway would and adds the router's own;
-requests, answers and their timing pass through as they are.
+requests, answers and their timing pass through as they are. To the answer's head, which goes out
+with its first byte, it adds the replica where that is known.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import orjson
 
 from harness.live.dialect import JSON_TYPE, encode
 from harness.live.identity import identify
+from harness.live.routers.served import HEADER, ServedBy
 from harness.live.wire import Call, Exchange, Headers, Request, Sender
 
 HOP_BY_HOP = frozenset(
@@ -57,17 +60,18 @@ def with_field(body: bytes, name: str, value: str) -> bytes:
 class NamingRelay:
     """The handler of the port that sessions talk to."""
 
-    def __init__(self, router: Sender, name: SessionName) -> None:
-        self._router, self._name = router, name
+    def __init__(self, router: Sender, name: SessionName | None, served: ServedBy) -> None:
+        self._router, self._name, self.served = router, name, served
         self.requests = self.refused = self.broken = 0
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         self.requests += 1
-        if request.method == "POST":
+        if request.method == "POST" and self._name is not None:
             request = self._name.put_on(request)
         kept = {k: v for k, v in request.headers.items() if k not in HOP_BY_HOP and k != "host"}
+        number = self.served.name(kept)
         passed = Request(request.method, request.target, kept, request.body)
-        passing = _Passing(self, exchange)
+        passing = _Passing(self, exchange, number)
         exchange.on_gone = passing.client_gone
         call = self._router.send(passed, passing)
         passing.call = call
@@ -80,22 +84,35 @@ class NamingRelay:
 class _Passing:
     """One answer on its way from the router to the client."""
 
-    def __init__(self, relay: NamingRelay, exchange: Exchange) -> None:
-        self._relay, self._exchange = relay, exchange
+    def __init__(self, relay: NamingRelay, exchange: Exchange, number: str | None) -> None:
+        self._relay, self._exchange, self._number = relay, exchange, number
         self._begun = False
+        self._head: tuple[int, Mapping[str, str]] | None = None
+        """Status and headers, until the first part of the answer is there."""
         self.call: Call | None = None
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        self._begun = True
         self._relay.refused += status >= 400
+        self._head = status, headers
+
+    def _begin(self, part: bytes) -> None:
+        if self._head is None:
+            return
+        (status, headers), self._head = self._head, None
+        self._begun = True
+        name = self._relay.served.replica(self._number, headers, part)
         length = headers.get("content-length", "")
-        kept = [(name, value) for name, value in headers.items() if name not in HOP_BY_HOP]
+        kept = [(key, value) for key, value in headers.items() if key not in HOP_BY_HOP]
+        if name is not None:
+            kept.append((HEADER, name))
         self._exchange.head(status, kept, length=int(length) if length.isdigit() else None)
 
     def data(self, part: bytes) -> None:
+        self._begin(part)
         self._exchange.data(part)
 
     def end(self) -> None:
+        self._begin(b"")
         self._exchange.on_gone = None
         self._exchange.end()
 

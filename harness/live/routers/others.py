@@ -1,4 +1,4 @@
-"""Routers in Python: ThunderAgent, LiteLLM's proxy; and Dynamo, which cannot be one here."""
+"""Routers in Python: ThunderAgent, LiteLLM's proxy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from agentsched import UsageError
 from harness.live.routers.base import Launch, Router, RouterSettings, mixed_only
 from harness.live.routers.naming import SessionName
 from harness.live.wire import Request
@@ -89,6 +88,7 @@ class LiteLlmProxy(Router):
         "latency-based-routing",
     )
     source = "BerriAI/litellm"
+    replica_header = "x-litellm-model-api-base"
 
     def command(self, launch: Launch) -> list[str]:
         mixed_only(self, launch.replicas)
@@ -124,28 +124,3 @@ class LiteLlmProxy(Router):
             # It listens on the loopback address only, and agents have no key for it.
             "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
         }
-
-
-class DynamoFrontend(Router):
-    """Dynamo's frontend: refused, because its workers must register themselves with it."""
-
-    name = "dynamo"
-    distribution = "ai-dynamo"
-    version = "1.4.2"
-    program = "dynamo"
-    policies = ("kv", "round-robin", "random", "power-of-two", "least-loaded")
-    source = "ai-dynamo/dynamo"
-
-    def command(self, launch: Launch) -> list[str]:
-        raise refuse_dynamo()
-
-
-def refuse_dynamo() -> UsageError:
-    """Why Dynamo is no arm, by its own help text: python -m dynamo.frontend --help, 1.4.2."""
-    return UsageError(
-        "Dynamo's frontend cannot stand before replicas that run already: its workers find it "
-        "through a discovery backend (kubernetes, etcd, file or mem) and are sent requests over "
-        "its own request plane (nats or tcp), not to the OpenAI API of a URL",
-        "compare with our re-implementations, --scheduler dynamo and dynamo-thunderagent; or start "
-        "Dynamo with its own workers and measure it with `agentsched replay --url`",
-    )

@@ -203,6 +203,7 @@ class Smg(_SglangDescent):
     )
     source = "smg-project/smg"
     session_name = SessionName(header="x-smg-routing-key")
+    replica_header = "x-smg-routed-worker-id"
 
     def own_flags(self, launch: Launch) -> list[str]:
         return ["--shutdown-grace-period-secs", "1"]
