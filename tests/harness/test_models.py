@@ -74,7 +74,7 @@ def test_kv_heads_are_shared_by_ranks_and_then_copied() -> None:
 def test_names_and_limits() -> None:
     assert sorted(models()) == [
         "deepseek-v4-flash", "glm-4.7", "llama-3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b",
-        "qwen3-32b", "qwen3-8b", "tiny-qwen3",
+        "qwen3-32b", "qwen3-8b", "smollm2-135m", "tiny-qwen3",
     ]  # fmt: skip
     assert find_model("qwen3-32b").context_limit == 40_960
     for model in models().values():
