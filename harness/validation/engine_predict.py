@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from agentsched import InputError
 from harness.cells import CellJob, sessions_of
+from harness.live.words import BYTES_PER_TOKEN
 from harness.sim.engine_types import PS_PER_NS
 from harness.sim.run import simulate
 from harness.validation.engine_fit import Fit
@@ -82,6 +83,8 @@ def as_counted(
 ) -> list[Session]:
     """Sessions with prompts as long as an engine counted them, the chat template's tokens too.
 
+    Their text stays as it is: a gateway reads no template.
+
     Args:
         sessions: turns keep the whole prompt of an earlier one, or nothing.
         prompts: tokens by session and turn.
@@ -98,7 +101,8 @@ def as_counted(
                 raise InputError(f"turn {index} of {session.id} did not end", "record it again")
             kept = 0 if turn.kept_turn is None else turns[turn.kept_turn].prompt_tokens
             new = tokens - kept - sum(segment.tokens for segment in turn.shared)
-            turns.append(replace(turn, kept_tokens=kept, new_tokens=new))
+            size = BYTES_PER_TOKEN * turn.new_tokens
+            turns.append(replace(turn, kept_tokens=kept, new_tokens=new, new_bytes=size))
         found.append(replace(session, turns=tuple(turns)))
     return found
 

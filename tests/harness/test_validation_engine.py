@@ -307,6 +307,7 @@ def test_prompts_are_as_long_as_the_engine_counted() -> None:
     counted = {("s00", i): turn.prompt_tokens + 15 + 12 * i for i, turn in enumerate(session.turns)}
     [found] = as_counted([session], counted)
     first, second, _ = found.turns
+    assert [t.new_bytes for t in found.turns] == [4 * t.new_tokens for t in session.turns]
     grown = zip(found.turns, session.turns, strict=True)
     assert [now.new_tokens - before.new_tokens for now, before in grown] == [15, 12, 12]
     assert [t.prompt_tokens for t in found.turns] == list(counted.values())
