@@ -186,7 +186,10 @@ async def _emulate(fleet: FleetServer, host: str, port: int, tell: Tell) -> None
         await fleet.start(host, port)
         for index, (replica, url) in enumerate(zip(fleet.replicas, fleet.urls, strict=True)):
             role = "" if replica.role == "mixed" else f", {replica.role}"
-            events = f", KV events {fleet.publishers[index].address}" if fleet.publishers else ""
+            events = ""
+            if fleet.publishers:  # as `serve --kv-events` takes them
+                publisher = fleet.publishers[index]
+                events = f", KV events {publisher.address},{publisher.replay_address}"
             tell(f"{replica.name}: {url}{role}{events}")
         await stopping.told.wait()
         await stopping.drained(fleet.drain, tell)

@@ -129,7 +129,10 @@ def test_prefill_and_decode_on_different_engines(tmp_path: Path, trace: Path) ->
     with started(emulator, *words, "--kv-events-port", str(port + 6)) as engines:
         first, *others = urls(emulator, 4)
         backends = ["--prefill", first, *(f"--decode={url}" for url in others)]
-        follow = [f"--kv-events=tcp://127.0.0.1:{port + 6 + i}" for i in range(4)]
+        told = re.findall(r"KV events\s+(\S+)", emulator.read_text())
+        at = "tcp://127.0.0.1"
+        assert told == [f"{at}:{port + 6 + i},{at}:{port + 10 + i}" for i in range(4)]
+        follow = [f"--kv-events={addresses}" for addresses in told]
         serve = ("serve", "--scheduler", "conserve", *backends, *follow, "--port", str(port + 4))
         with started(gateway, *serve, "--event-log", events) as served:
             url, admin = urls(gateway, 2)
