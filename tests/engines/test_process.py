@@ -92,6 +92,24 @@ def test_the_end_of_the_program_ends_its_children(tmp_path: Path, mark: str) -> 
     assert alive(mark) == []
 
 
+def test_orphans_that_end_are_taken_in(tmp_path: Path) -> None:
+    """Three children of a child that is gone end while the program runs: none stays a zombie."""
+    log = tmp_path / "p.log"
+    program = "(for i in 1 2 3; do (sleep 0.3; echo ended) & done); sleep 99"
+    one = LeashedProcess("p", ["/bin/sh", "-c", program], {}, log)
+    one.start()
+    try:
+        assert until(lambda: last_lines(log, 3) == ["ended"] * 3)
+        note = json.loads(next(process.notes_folder().glob("*.json")).read_text("ascii"))
+        held = note["leash"][0]
+        assert until(
+            lambda: [s.pid for s in leash.processes() if s.parent == held] == [note["program"][0]]
+        )
+        assert one.running
+    finally:
+        one.stop()
+
+
 def test_a_program_that_does_not_listen_is_killed(tmp_path: Path, mark: str) -> None:
     program = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)"
     argv = [sys.executable, "-c", f"{program}; time.sleep(99)", mark]
