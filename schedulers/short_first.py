@@ -7,6 +7,7 @@ there, it places each session on the replica with the *most* room, which is wors
 
 from __future__ import annotations
 
+from bisect import insort_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,9 +87,9 @@ def short_first_plan(
     open_replicas = [(remaining, replica) for replica, remaining in room if remaining > buffer]
     taken = select(queued, sum(remaining for remaining, _ in open_replicas), buffer)
     taken.sort(key=lambda one: -one.tokens)
+    open_replicas.sort(key=_most_room_first)
     plan: list[Placement] = []
     for one in taken:
-        open_replicas.sort(key=lambda pair: -pair[0])
         if not open_replicas or taken[-1].tokens + buffer > open_replicas[0][0]:
             break
         remaining, replica = open_replicas[0]
@@ -96,8 +97,12 @@ def short_first_plan(
         if needed > remaining:
             continue
         plan.append(Placement(one.session, replica))
+        del open_replicas[0]
         if remaining - needed > buffer:
-            open_replicas[0] = (remaining - needed, replica)
-        else:
-            open_replicas.pop(0)
+            # Before its equals, as a stable sort would leave it.
+            insort_left(open_replicas, (remaining - needed, replica), key=_most_room_first)
     return plan
+
+
+def _most_room_first(one: tuple[int, str]) -> int:
+    return -one[0]

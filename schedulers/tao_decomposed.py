@@ -1,29 +1,34 @@
 """TAO's plan by parts, for clusters whose joint optimum is out of reach.
 
     replicas are divided into clusters of `cluster_replicas`, neighbours in configured order
-    candidates with cache credit go to the cluster where their credit is largest, each cluster is
-    solved exactly, and who found no place tries the next best, in up to `rounds` rounds
+    candidates with cache credit go to the cluster that takes them at the prices (tao_prices.py),
+    else to where their credit is largest; each cluster is solved exactly, and who found no place
+    tries the next best, in up to `rounds` rounds
     all others go, most valuable first, to the cluster with most room left: together with those, or
-    after them, whichever plan is worth more
+    after them, whichever plan is worth more; the second is left out where the first is proven to
+    have all the credit and readiness that can be had
 
 Exact inside clusters, a heuristic between them: no more than one cluster is a plan of TAO's own.
-Its value is at most the joint optimum's; `scripts/fleet_tao.py` measures the gap where that is
-known. The decomposition is our choice: the paper's summary has none.
+Its value is at most the joint optimum's, and that is at most the plan's `bound`, which the
+prices give: they begin with those of the plan before. `scripts/fleet_tao.py` measures both
+gaps. The decomposition is our choice: the paper's summary has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from heapq import heapify, heappop, heappush
+from types import MappingProxyType
 
 from schedulers.base import SchedulerInfo
 from schedulers.commands import Command, Solve
-from schedulers.events import Event
+from schedulers.events import Event, PlanReady
 from schedulers.tao import Tao
 from schedulers.tao_config import TaoConfig
 from schedulers.tao_plan import Candidate, Plan, Snapshot, make_plan, short_first_value
+from schedulers.tao_prices import Credits, Priced, credits_by_replica, price
 from schedulers.tao_solver import Value
 from schedulers.views import ClusterView
 
@@ -37,12 +42,24 @@ class TaoDecomposedConfig(TaoConfig):
     TAO's budget, and the size of the clusters in its evaluation."""
     rounds: int = 3
     """How often candidates that found no place may try another cluster. Our choice."""
+    price_iterations: int = 20
+    """How often prices may change for the bound on a plan. Our choice."""
 
     def __post_init__(self) -> None:
         TaoConfig.__post_init__(self)
         for name in ("cluster_replicas", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.price_iterations < 0:
+            raise ValueError("price_iterations must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPlan(Plan):
+    """A plan by parts."""
+
+    prices: Mapping[str, int] = field(default_factory=dict)
+    """Of sessions whose credit several replicas would pay for: to begin the next bound with."""
 
 
 class TaoDecomposed(Tao):
@@ -57,11 +74,17 @@ class TaoDecomposed(Tao):
     Config = TaoDecomposedConfig
     config: TaoDecomposedConfig
 
+    _prices: Mapping[str, int] = MappingProxyType({})
+
     def on_event(self, event: Event, cluster: ClusterView) -> Iterator[Command]:
+        if isinstance(event, PlanReady) and isinstance(event.plan, PricedPlan):
+            self._prices = event.plan.prices
         solver = partial(
             make_plan_by_parts,
             cluster_replicas=self.config.cluster_replicas,
             rounds=self.config.rounds,
+            iterations=self.config.price_iterations,
+            prices=dict(self._prices),
         )
         for command in super().on_event(event, cluster):
             if isinstance(command, Solve):
@@ -70,17 +93,32 @@ class TaoDecomposed(Tao):
                 yield command
 
 
-def make_plan_by_parts(snapshot: Snapshot, *, cluster_replicas: int, rounds: int) -> Plan:
+def make_plan_by_parts(
+    snapshot: Snapshot,
+    *,
+    cluster_replicas: int,
+    rounds: int,
+    iterations: int = 20,
+    prices: Mapping[str, int] = MappingProxyType({}),
+) -> Plan:
     """A plan of all clusters; as `make_plan` where there is one cluster only.
 
-    `bound` is what everybody would be worth where their credit is largest, which no plan exceeds.
+    Args:
+        iterations, prices: as `tao_prices.bound_of` takes them.
     """
     if len(snapshot.replicas) <= cluster_replicas:
         return make_plan(snapshot)
     count = len(snapshot.replicas)
     parts = [range(i, min(i + cluster_replicas, count)) for i in range(0, count, cluster_replicas)]
-    plans = [_by_parts(snapshot, parts, phases) for phases in _phases(rounds)]
-    return max(plans, key=lambda plan: plan.value)
+    credits = credits_by_replica(snapshot)
+    priced = price(snapshot, credits, prices, iterations)
+    bound = priced.bound
+    together, apart = _phases(rounds)
+    best = _by_parts(snapshot, parts, credits, priced, together)
+    if best.value[:2] < bound[:2]:
+        other = _by_parts(snapshot, parts, credits, priced, apart)
+        best = max(best, other, key=lambda plan: plan.value)
+    return replace(best, bound=bound, short_first=short_first_value(snapshot), prices=priced.prices)
 
 
 def _phases(rounds: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -89,18 +127,25 @@ def _phases(rounds: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("together",) * rounds, ("credit",) * rounds + ("rest",) * rounds
 
 
-def _by_parts(snapshot: Snapshot, parts: Sequence[range], phases: Sequence[str]) -> Plan:
+def _by_parts(
+    snapshot: Snapshot,
+    parts: Sequence[range],
+    credits: Sequence[Credits],
+    priced: Priced,
+    phases: Sequence[str],
+) -> PricedPlan:
+    """Without a bound, and what the short-first plan is worth."""
     room = list(snapshot.room)
-    left = list(range(len(snapshot.candidates)))
+    most = [_best(one, mine) for one, mine in zip(snapshot.candidates, credits, strict=True)]
+    left = sorted(range(len(most)), key=lambda i: (most[i], -i), reverse=True)
     tried: dict[int, set[int]] = {i: set() for i in left}
     where: dict[int, int] = {}
     quantum, states, filled = 1, 0, 0
     for phase in phases:
-        given = _share_out(snapshot, parts, room, left, tried, phase)
-        for number, (part, members) in enumerate(zip(parts, given, strict=True)):
-            if not members:
-                continue
-            plan = make_plan(_of(snapshot, part, members, room))
+        given = _share_out(snapshot, parts, credits, priced, room, left, tried, phase)
+        for number, members in sorted(given.items()):
+            part = parts[number]
+            plan = make_plan(_of(snapshot, part, sorted(members), room))
             index = {snapshot.candidates[i].session: i for i in members}
             replica_of = {snapshot.replicas[n]: n for n in part}
             for session, replica in plan.placements:
@@ -113,14 +158,14 @@ def _by_parts(snapshot: Snapshot, parts: Sequence[range], phases: Sequence[str])
         left = [i for i in left if i not in where]
     ranked = sorted(where, key=lambda i: (snapshot.candidates[i].value(where[i]), -i), reverse=True)
     value = _sum(snapshot.candidates[i].value(where[i]) for i in ranked)
-    return Plan(
+    return PricedPlan(
         placements=tuple(
             (snapshot.candidates[i].session, snapshot.replicas[where[i]]) for i in ranked
         ),
         value=value,
         optimum=value,
-        bound=_sum(max(_best(one), _NOTHING) for one in snapshot.candidates),
-        short_first=short_first_value(snapshot),
+        bound=value,
+        short_first=_NOTHING,
         quantum=quantum,
         states=states,
         filled=filled,
@@ -131,42 +176,66 @@ def _by_parts(snapshot: Snapshot, parts: Sequence[range], phases: Sequence[str])
 def _share_out(
     snapshot: Snapshot,
     parts: Sequence[range],
+    credits: Sequence[Credits],
+    priced: Priced,
     room: Sequence[int],
-    candidates: Sequence[int],
+    ranked: Sequence[int],
     tried: Mapping[int, set[int]],
     phase: str,
-) -> list[list[int]]:
-    """Candidates of each cluster, in queue order.
+) -> dict[int, list[int]]:
+    """Candidates of each cluster that gets any.
 
     Args:
+        ranked: candidates, the most valuable first.
         tried: clusters that a candidate has been planned for already.
-        phase: `credit`: to where the credit is largest, those without any nowhere; `rest`: to most
-            room; `together`: to either.
+        phase: `credit`: to where they are taken at the prices, else the credit is largest, those
+            without any nowhere; `rest`: to most room; `together`: to either.
     """
-    given: list[list[int]] = [[] for _ in parts]
-    part_of = [number for number, part in enumerate(parts) for _ in part]
+    given: dict[int, list[int]] = {}
+    size = len(parts[0])
     free = [sum(max(0, room[n]) for n in part) for part in parts]
     widest = [max(room[n] for n in part) for part in parts]
-    ranked = sorted(candidates, key=lambda i: (_best(snapshot.candidates[i]), -i), reverse=True)
+    emptiest = [(-tokens, number) for number, tokens in enumerate(free)]
+    heapify(emptiest)
     for i in ranked:
-        one = snapshot.candidates[i]
-        credit: dict[int, int] = {}
-        for n, value in enumerate(one.credits):
-            if value > 0 and one.need <= room[n] and part_of[n] not in tried[i]:
-                credit[part_of[n]] = max(credit.get(part_of[n], 0), value)
+        need = snapshot.candidates[i].need
+        credit: dict[int, tuple[bool, int]] = {}
+        for n, value in credits[i].items():
+            number = n // size
+            if need <= room[n] and number not in tried[i]:
+                offer = (n in priced.taken_by[i], value)
+                credit[number] = max(credit.get(number, offer), offer)
         target: int | None = None
         if phase != "rest":
             target = max(credit, key=lambda c: (credit[c], free[c], -c), default=None)
         if target is None and phase != "credit":
-            fitting = [c for c in range(len(parts)) if one.need <= widest[c]]
-            target = max(fitting, key=lambda c: (free[c], -c), default=None)
+            target = _emptiest(emptiest, free, widest, need)
         if target is None:
             continue
-        given[target].append(i)
-        free[target] -= one.need
-    for members in given:
-        members.sort()
+        given.setdefault(target, []).append(i)
+        free[target] -= need
+        heappush(emptiest, (-free[target], target))
     return given
+
+
+def _emptiest(
+    heap: list[tuple[int, int]], free: Sequence[int], widest: Sequence[int], need: int
+) -> int | None:
+    """The cluster with most room left, the first of equals, that has a replica with room for
+    `need`. The heap has (room left, negative; cluster), also of times past."""
+    narrow: list[tuple[int, int]] = []
+    found: int | None = None
+    while heap and found is None:
+        tokens, number = heap[0]
+        if -tokens != free[number]:
+            heappop(heap)  # it has got candidates since
+        elif need > widest[number]:
+            narrow.append(heappop(heap))
+        else:
+            found = number
+    for one in narrow:
+        heappush(heap, one)
+    return found
 
 
 def _of(snapshot: Snapshot, part: range, members: Sequence[int], room: Sequence[int]) -> Snapshot:
@@ -184,11 +253,11 @@ def _credits_of(candidate: Candidate, part: range) -> Candidate:
     return replace(candidate, credits=candidate.credits[part.start : part.stop])
 
 
-def _best(candidate: Candidate) -> Value:
-    return Value(max(candidate.credits, default=0), candidate.ready, candidate.footprint)
+def _best(candidate: Candidate, credits: Credits) -> Value:
+    return Value(max(credits.values(), default=0), candidate.ready, candidate.footprint)
 
 
-def _sum(values: Any) -> Value:
+def _sum(values: Iterable[Value]) -> Value:
     total = _NOTHING
     for value in values:
         total = Value(

@@ -175,7 +175,8 @@ def short_first_value(snapshot: Snapshot) -> Value:
         Queued(c.session, c.queue_class, c.queued_tokens, c.tokens) for c in snapshot.candidates
     ]
     plan = short_first_plan(queued, list(zip(snapshot.replicas, snapshot.room, strict=True)))
-    where = {session: snapshot.replicas.index(replica) for session, replica in plan}
+    position = {replica: n for n, replica in enumerate(snapshot.replicas)}
+    where = {session: position[replica] for session, replica in plan}
     return _total(snapshot, [where.get(c.session, SKIP) for c in snapshot.candidates])
 
 

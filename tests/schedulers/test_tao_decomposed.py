@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedulers.short_first import BUFFER_TOKENS
-from schedulers.tao_decomposed import TaoDecomposedConfig, make_plan_by_parts
+from schedulers.tao_decomposed import PricedPlan, TaoDecomposedConfig, make_plan_by_parts
 from schedulers.tao_plan import Candidate, PlanSettings, Snapshot, make_plan
+from schedulers.tao_prices import credits_by_replica, fractional, price
 from scripts.tao_snapshots import from_row, read
 
 
@@ -57,10 +58,13 @@ PLACES = st.integers(2, 5).flatmap(
 )
 
 
-@given(PLACES, st.integers(1, 3), st.integers(1, 3))
-@settings(max_examples=120, deadline=None)
+@given(PLACES, st.integers(1, 3), st.integers(1, 3), st.lists(st.integers(0, 3), min_size=7))
+@settings(max_examples=60, deadline=None)
 def test_plans_fit_and_are_within_the_bounds(
-    case: tuple[list[int], list[tuple[int, tuple[int, ...], int]]], size: int, rounds: int
+    case: tuple[list[int], list[tuple[int, tuple[int, ...], int]]],
+    size: int,
+    rounds: int,
+    start: list[int],
 ) -> None:
     frozen = snapshot(*case)
     plan = make_plan_by_parts(frozen, cluster_replicas=size, rounds=rounds)
@@ -70,9 +74,44 @@ def test_plans_fit_and_are_within_the_bounds(
         used = sum(need[s] for s, where in plan.placements if where == replica)
         assert used <= max(room, 0)
     joint = make_plan(frozen)
-    if joint.proven:
-        assert plan.value <= joint.value  # quanta of one token: rounding loses nothing
-    assert plan.value <= plan.bound
+    assert joint.proven
+    assert plan.value <= joint.value <= plan.bound  # quanta of one token: rounding loses nothing
+    prices = {f"s{i}": paid for i, paid in enumerate(start)}
+    found = price(frozen, credits_by_replica(frozen), prices, iterations=start[0])
+    assert joint.value <= found.bound, "whatever the prices are"
+
+
+def test_prices_bound_what_several_replicas_would_pay_for() -> None:
+    # Both replicas credit s0 with 5 and have room for it alone: without a price it counts twice.
+    need = 1000 + BUFFER_TOKENS
+    frozen = snapshot([need, need], [(1000, (5, 5), 0)])
+    credits = credits_by_replica(frozen)
+    assert price(frozen, credits, {}, iterations=0).bound.credit == 10
+    found = price(frozen, credits, {}, iterations=9)
+    assert (found.bound.credit, found.prices) == (5, {"s0": 5})
+    # Those prices say so at once.
+    assert price(frozen, credits, found.prices, iterations=0).bound.credit == 5
+
+
+def test_a_fractional_knapsack_counts_a_part_of_what_is_cut() -> None:
+    # 6/2 first, then half of 4/4: 6 + 2 = 8; the one without value is never looked at.
+    assert fractional([(4, 4), (6, 2), (0, 1)], room=4) == (8, [1, 0])
+    # Rounded down: 5/3 of room 2 is 3.33.
+    assert fractional([(5, 3)], room=2) == (3, [0])
+    assert fractional([(5, 3)], room=-1) == (0, [])
+
+
+def test_the_next_bound_begins_with_the_prices_of_the_plan() -> None:
+    need = 1000 + BUFFER_TOKENS
+    frozen = snapshot([need, need, need], [(1000, (5, 5, 0), 0), (1000, (4, 0, 0), 0)])
+    plan = make_plan_by_parts(frozen, cluster_replicas=1, rounds=3)
+    assert isinstance(plan, PricedPlan)
+    # Credit of 5 is on r0 and r1 alike; only if s0 leaves r0 to s1 is all credit had.
+    assert plan.value.credit == plan.bound.credit == 9
+    again = make_plan_by_parts(
+        frozen, cluster_replicas=1, rounds=3, iterations=0, prices=plan.prices
+    )
+    assert again == plan
 
 
 def test_recorded_snapshots_lose_little() -> None:
