@@ -33,15 +33,22 @@ def install(
         str | None, typer.Option(help="Python to make it with; the one that runs this unless set.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Throw away what is there.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done for an engine.")
+    ] = False,
 ) -> None:
     """Make the environment of an engine, at the version that agentsched was checked against.
 
     Packages come from the index that pip is set up for; several GB for an engine.
     """
     from harness.live.engines.install import install as make
+    from harness.live.engines.install import planned_install
     from harness.live.engines.kinds import find_engine
     from harness.live.routers.install import INSTALLS, install_router
 
+    if dry_run:
+        print("\n".join(planned_install(find_engine(name), folder, python=python)))
+        return
     if name in INSTALLS:
         program = install_router(name, folder, python=python, tell=console.notes().print)
         print(f"{name} in {program.parent.parent}")

@@ -34,6 +34,16 @@ def test_versions_are_pinned_and_no_host_is_named(engine: str) -> None:
     assert pins(engine)[kind.distribution] == kind.version
 
 
+def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
+    kind, folder = ENGINES["vllm"], tmp_path / "e"
+    first, venv, pip = install.planned_install(kind, folder, python="py")
+    assert first == f"vllm {kind.version} into {folder}, with:"
+    assert venv == f"  py -m venv {folder}"
+    assert pip.startswith(f"  {folder}/bin/python -m pip install ")
+    assert f"vllm=={kind.version}" in pip
+    assert not folder.exists()
+
+
 def test_what_pip_is_told() -> None:
     place = Environment(ENGINES["vllm"], Path("/e"))
     command = install.pip_command(place, Path("/pins.txt"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,29 @@ def install(
             f"{kind.name} {place.installed} was installed, not {kind.version}", f"read {log}"
         )
     return place
+
+
+def planned_install(
+    kind: EngineKind, folder: Path | None = None, *, python: str | None = None
+) -> list[str]:
+    """What `install` would do, in lines; nothing is made or asked.
+
+    Args:
+        folder: as for `install`; `python` too.
+    """
+    place = environment(kind, folder)
+    there = place.installed
+    if there == kind.version:
+        return [f"{kind.name} {kind.version} is in {place.folder} already: nothing to do"]
+    lines = [f"{kind.name} {kind.version} into {place.folder}, with:"]
+    if there is not None:
+        lines[0] = f"{kind.name} {kind.version} in place of {there} into {place.folder}, with:"
+    with as_file(files("harness") / "data" / "engines" / f"{kind.name}.txt") as pins:
+        commands = (
+            [python or sys.executable, "-m", "venv", str(place.folder)],
+            pip_command(place, pins),
+        )
+        return [*lines, *(f"  {shlex.join(command)}" for command in commands)]
 
 
 def pip_command(place: Environment, pins: Path) -> list[str]:
