@@ -22,6 +22,7 @@ from harness.validation.engine_fit import Fit, fit_steps, read_calls
 from harness.validation.engine_notes import EngineNotes, read_notes
 from harness.validation.engine_predict import (
     METRICS,
+    NUDGES,
     Figures,
     hits_by_counter,
     measured,
@@ -365,12 +366,14 @@ def _notes(
         "A gap between schedulers is beyond its noise if the seeds of one all lie on one side of "
         "the other's. Behind the ± is the standard error of the difference, from the differences "
         "of the seeds: the order in which turns reach an engine is chance, and with it what a full "
-        "cache holds."
+        f"cache holds. Each simulated cell is the mean of {len(NUDGES)}, with step times up to "
+        f"{100 * (max(NUDGES) - 1):.0f} % longer and shorter."
     )
     yield (
         "Cells are laid out so that hit rates hang little on times: many turns to a session, tools "
         "that run long beside a turn, and session affinity by the session's id (`rendezvous`) "
-        "instead of by turns in flight. Agents send their replies rewritten, in other words."
+        "instead of by turns in flight. Agents send their replies rewritten, in other words. The "
+        "engine computes in its own process: its worker would spin a second after each step."
     )
     yield (
         "vLLM never composes steps ahead on CPUs (`vllm/platforms/cpu.py` turns asynchronous "

@@ -49,6 +49,12 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {"session-affinity": {"first_turn": 
 """Sessions go to the replica of their id: that of fewest turns in flight hangs on the moment, and
 at ties it is always the first."""
 
+QUIET = ("VLLM_ENABLE_V1_MULTIPROCESSING=0",)
+"""Lets the engine compute in its own process. Its worker process would spin for a second after each
+step (vllm/distributed/device_communicators/shm_broadcast.py, `busy_loop_s`), so that two replicas
+would keep two cores busy for nothing; vllm/platforms/cpu.py wants one for the sake of OpenMP
+threads, of which there is one here."""
+
 SWEEP_PROMPTS = (64, 256, 512, 1024, 2048)
 SWEEP_BATCHES = (1, 1, 1, 2, 4, 8)
 SWEEP_OUTPUT = 24
@@ -107,7 +113,7 @@ def write_spec(
         "utf-8",
     )
     args = ["--scheduler-cls", "agentsched_recorder.RecordingScheduler"]
-    env = [f"PYTHONPATH={RECORDER}", f"AGENTSCHED_STEPS={folder.resolve() / 'steps'}"]
+    env = [f"PYTHONPATH={RECORDER}", f"AGENTSCHED_STEPS={folder.resolve() / 'steps'}", *QUIET]
     launch = {
         "environment": environment,
         "base_port": 0,

@@ -49,6 +49,11 @@ class FittedSteps:
     coefficients: Mapping[str, float]
     source: str = "fitted"
 
+    def times(self, factor: float) -> FittedSteps:
+        """Steps that take `factor` times as long."""
+        longer = {name: factor * value for name, value in self.coefficients.items()}
+        return FittedSteps(longer, self.source)
+
     def decode_piece(self, decodes: int, context_sum: int) -> DecodePiece:
         """The same line for all contexts."""
         use = self.coefficients

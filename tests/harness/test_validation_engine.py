@@ -261,6 +261,11 @@ def test_fitted_steps_are_a_step_time() -> None:
     assert steps.mixed_ps([(10, 20)], 2, 300) == (3_360_000 + 2_300_000 + 10_200) * 1000
 
 
+def test_steps_that_take_longer() -> None:
+    # 3.36 ms as above, and a hundredth of it.
+    assert FittedSteps(TRUE).times(1.01).mixed_ps([], 2, 300) == 3_393_600_000
+
+
 def test_features_tell_decodes_from_chunks() -> None:
     requests = tuple(NotedRequest(i, 0, 0, 10, 2, 0, ()) for i in range(2))
     step = NotedStep(0, 1, ((0, 1, 10), (1, 4, 6)), (), 0, 0, 1)
