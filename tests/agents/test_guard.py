@@ -67,6 +67,32 @@ def test_told_to_end_it_kills_all(tmp_path: Path) -> None:
     assert not alive(daemon)
 
 
+@pytest.mark.parametrize("command_ends", [False, True])
+def test_told_again_while_it_turns_to_the_killing(tmp_path: Path, command_ends: bool) -> None:
+    """As with Ctrl-C, which guards hear as well as the harness, which then tells them itself."""
+    then = "exit 0" if command_ends else "sleep 1000"
+    script = DAEMON.format(pid=tmp_path / "pid", then=then)
+    code = (
+        "import os, signal, sys\n"
+        "from harness.live.agents import guard\n"
+        "set_handler, told = signal.signal, []\n"
+        "def signals(number, handler):\n"
+        "    if handler is signal.SIG_IGN and not told:\n"
+        "        told.append(number)\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return set_handler(number, handler)\n"
+        "signal.signal = signals\n"
+        "sys.exit(guard.main(sys.argv[1:]))\n"
+    )
+    root = Path(__file__).parents[2]
+    running = subprocess.Popen([sys.executable, "-c", code, "sh", "-c", script], cwd=root)
+    daemon = daemon_of(tmp_path / "pid")
+    if not command_ends:
+        running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=30) == (0 if command_ends else 128 + 9)
+    assert not alive(daemon)
+
+
 def test_when_the_harness_is_killed_everything_dies(tmp_path: Path) -> None:
     script = DAEMON.format(pid=tmp_path / "pid", then="sleep 1000")
     code = (

@@ -151,6 +151,24 @@ def test_an_engine_that_does_not_get_ready_or_generate(
     assert gone(made)
 
 
+@pytest.mark.timeout(300)
+def test_interrupted_while_engines_start_it_stops_them(
+    fake_environment: Path, tmp_path: Path
+) -> None:
+    made = fleet(fake_environment, tmp_path, "never-ready")  # which is waited for, half an hour
+
+    def interrupt() -> None:
+        until(lambda: all(alive(mark) for mark in marks(made)))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        made.start()
+    thread.join()
+    assert gone(made)
+
+
 def test_a_taken_port_is_refused_before_anything_starts(
     fake_environment: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -56,14 +57,22 @@ def main(arguments: list[str]) -> int:
     except ToldToEnd:
         pass
     finally:
-        for number in ENDINGS:
-            signal.signal(number, signal.SIG_IGN)
+        with suppress(ToldToEnd):  # told just now, after the command's end
+            _turn_deaf()
         kill_descendants(group)
     return status
 
 
 def _tell(number: int, frame: object) -> None:
+    """Raise once and never again: Ctrl-C is followed by the harness's own word, and a second
+    exception would get in the way of the killing."""
+    _turn_deaf()
     raise ToldToEnd
+
+
+def _turn_deaf() -> None:
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _adopt_orphans() -> None:

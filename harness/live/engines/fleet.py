@@ -189,15 +189,16 @@ class EngineFleet:
         return _Replica(place, line, process, probe)
 
     def _await_all(self, replicas: Sequence[_Replica]) -> None:
-        """Waits for all at once; the first failure ends the wait for the others."""
+        """Waits for all at once; the first failure, or an interruption, ends the wait for all."""
         self._tell(f"waiting for {len(replicas)} replicas of {self.kind.name} to generate")
         given_up = threading.Event()
         with ThreadPoolExecutor(max_workers=len(replicas)) as pool:
             waits = [pool.submit(self._await_ready, replica, given_up) for replica in replicas]
-            for wait in as_completed(waits):
-                if (error := wait.exception()) is not None:
-                    given_up.set()
-                    raise error
+            try:
+                for wait in as_completed(waits):
+                    wait.result()
+            finally:
+                given_up.set()  # or the pool would wait for them until they give up themselves
 
     def _await_ready(self, replica: _Replica, given_up: threading.Event) -> None:
         began = time.monotonic()
