@@ -87,7 +87,8 @@ class ReplicaWatch:
                 now = getattr(gauges.sample, field)
                 if then is not None and now is not None and now >= then:
                     counters[f"engine.{field}.{name}"] = now - then
-            had = before[name].kv if name in before else None
+            # A counter that nothing was counted with yet may not be on the page.
+            had = before[name].kv or KvTransfers(0, 0.0, 0, 0) if name in before else None
             if gauges.kv is not None and had is not None and gauges.kv.count >= had.count:
                 grown = gauges.kv.since(had)
                 transfers.append(grown)

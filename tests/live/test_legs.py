@@ -19,7 +19,9 @@ from harness.live.fleet_server import FleetServer
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer
 from harness.live.legs import REMOTE_DECODE, Bootstrap, prefill_body
+from harness.live.parts import ReplicaAddress
 from harness.live.polling import server_info_bootstrap
+from harness.live.replica_watch import ReplicaWatch, transfer_facts
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
 from harness.live.wire import Exchange, Request
 from tests.live.rig import KV_BYTES, LINK, Rig, chat, engines, get, post, rig, run
@@ -82,6 +84,35 @@ def test_prompt_on_one_replica_answer_on_the_other(bootstrap: bool, stream: bool
             for name in ("prefill_legs_total", "kv_handovers_total"):
                 assert f'agentsched_{name}{{scheduler="disaggregated"}} 1\n' in page
             assert r.served.driver.legs.prefill_ns > 0
+
+    run(test)
+
+
+def test_a_watch_counts_the_transfers_of_a_cell() -> None:
+    """Of two transfers, the one after the first look; its bytes over 10 GB/s are its time."""
+
+    async def test() -> None:
+        async with rig(scheduler="disaggregated", specs=SPLIT) as r:
+            named = zip(("r0", "r1"), r.fleet.urls, strict=True)
+            watch = ReplicaWatch([ReplicaAddress(name, url) for name, url in named])
+            try:
+                nothing = await watch.growth_since(await watch.read())
+                assert transfer_facts(nothing.transfers) == {}, "nothing was counted yet"
+                start = await watch.read()
+                for number in range(2):
+                    before = await watch.read()
+                    text = f"{number} {LONG}"
+                    await post(r.client, "/v1/chat/completions", chat(text))
+                both, last = await watch.growth_since(start), await watch.growth_since(before)
+            finally:
+                await watch.close()
+            assert both.counters["engine.kv_transfers.r1"] == 2
+            assert last.counters["engine.kv_transfers.r1"] == 1
+            found = transfer_facts(last.transfers)["kv_transfers"]
+            assert found["count"] == 1
+            assert found["bytes"] > 500 * KV_BYTES
+            assert found["seconds"] == pytest.approx(found["bytes"] / 10e9)
+            assert r.served.driver.legs.handovers == 2
 
     run(test)
 
