@@ -32,8 +32,6 @@ from results.records import DecisionRecord
 PS_PER_MS = 10**9
 SETTLE_S = 0.004
 """After an answer has come, for what the router does when its connection is done."""
-HEARD_S = 0.1
-"""Before a request to a router that follows streams and KV events, until it has heard them."""
 GENERATING = ("/v1/chat/completions", "/v1/completions")
 HELD_S = 2.0
 """A turn that has reached no replica after this is held by the router."""
@@ -51,6 +49,8 @@ class Plan:
     """Requests carry the session's name."""
     kv_events: bool = False
     """Replicas publish KV events."""
+    heard_s: float = 0.0
+    """Before each request, until a router that follows streams and KV events has heard them."""
     lockstep: bool = True
     """False: in real time."""
     seed: int = 1
@@ -238,8 +238,7 @@ class Play:
             self._due.append(self._waiting.pop(0))
 
     async def _send(self, talk: Talk) -> None:
-        if self._plan.kv_events:
-            await asyncio.sleep(HEARD_S)
+        await asyncio.sleep(self._plan.heard_s)
         seen = len(self._replicas.arrivals)
         self._replicas.arrived.clear()
         task = asyncio.ensure_future(self._turn(talk))

@@ -17,7 +17,11 @@ from harness.live.fleet_server import FleetServer
 from harness.live.parts import ReplicaAddress
 from harness.live.routers import find_program
 from harness.live.routers.find import describe_router
+from harness.live.routers.install import environment_of
 from tests.live.rig import engines
+
+DYNAMO = os.environ.get("AGENTSCHED_TEST_DYNAMO") or str(environment_of("dynamo") / "bin")
+"""The bin folder of Dynamo's environment."""
 
 
 @asynccontextmanager

@@ -10,18 +10,20 @@ import pytest
 from scripts.router_agreement import PAIRS, Pair, agreement, best_renaming, compare, stayed
 from scripts.router_lockstep import Choice, Plan
 from tests.live.rig import run
-from tests.routers.rig import installed
+from tests.routers.rig import DYNAMO, installed
 
-EQUAL = [p for p in PAIRS if p.router in ("vllm-router:round_robin", "vllm-router:cache_aware")]
+EXACT = ("vllm-router:round_robin", "vllm-router:cache_aware", "dynamo:round-robin")
+EQUAL = [pair for pair in PAIRS if pair.router in EXACT]
 
 
-@pytest.mark.parametrize("pair", EQUAL, ids=lambda pair: pair.title)
-def test_every_choice_is_the_real_vllm_router_s(pair: Pair) -> None:
-    installed(pair.router)
+@pytest.mark.parametrize("pair", EQUAL, ids=lambda pair: f"{pair.router}, {pair.title}")
+def test_every_choice_is_the_real_router_s(pair: Pair) -> None:
+    place = {"program": DYNAMO} if pair.router.startswith("dynamo") else {}
+    installed(pair.router, **place)
     small = replace(pair, plan=replace(pair.plan, sessions=12, turns=4, workers=8))
 
     async def test() -> None:
-        found = await agreement(small, {"name_sessions": pair.plan.named})
+        found = await agreement(small, {**place, "name_sessions": pair.plan.named})
         assert found.turns == 48
         assert found.equal == 48, found.examples
 

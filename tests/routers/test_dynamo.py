@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,14 +26,12 @@ from harness.live.routers import RouterError, find_router
 from harness.live.routers.base import Launch
 from harness.live.routers.dynamo import BRIDGE, DynamoFrontend, workers_of
 from harness.live.routers.find import describe_router
-from harness.live.routers.install import environment_of
 from harness.live.routers.served import HEADER
 from harness.live.words import words
 from tests.live.rig import chat, engines, post, run
-from tests.routers.rig import installed, started_with
+from tests.routers.rig import DYNAMO, installed, started_with
 from tests.routers.test_commands import HELP, flags_of
 
-PLACE = os.environ.get("AGENTSCHED_TEST_DYNAMO") or str(environment_of("dynamo") / "bin")
 PATH = "/v1/chat/completions"
 BARE = [ReplicaAddress("a", "http://127.0.0.1:1"), ReplicaAddress("b", "http://127.0.0.1:2")]
 TELLING = [replace(r, kv_events=f"tcp://127.0.0.1:{i}") for i, r in enumerate(BARE, 5)]
@@ -138,7 +135,7 @@ def test_workers_on_the_health_page() -> None:
 def test_the_real_frontend_serves_emulated_replicas(policy: str, tmp_path: Path) -> None:
     """Two talks of four turns: all turns of a talk are found in one replica's cache under kv, and
     every second one under round robin; usage is the replica's own, and so is who served."""
-    installed("dynamo", program=PLACE)
+    installed("dynamo", program=DYNAMO)
 
     async def test() -> None:
         fleet = FleetServer(engines(2), EmulatorSettings(tick_s=0.002), kv_port=0)
@@ -147,7 +144,7 @@ def test_the_real_frontend_serves_emulated_replicas(policy: str, tmp_path: Path)
             ReplicaAddress(f"e{i}", url, kv_events=publisher.address)
             for i, (url, publisher) in enumerate(zip(fleet.urls, fleet.publishers, strict=True))
         ]
-        front = find_router(f"dynamo:{policy}", {"program": PLACE, "ready_s": 60.0}, tmp_path)
+        front = find_router(f"dynamo:{policy}", {"program": DYNAMO, "ready_s": 60.0}, tmp_path)
         await front.start(replicas)
         client = HttpClient(front.url)
         served: list[str] = []
@@ -189,13 +186,13 @@ def test_the_real_frontend_serves_emulated_replicas(policy: str, tmp_path: Path)
 
 def test_a_worker_that_ends_fails_the_cell(tmp_path: Path) -> None:
     """With a model folder that has no tokenizer, no worker can register itself."""
-    installed("dynamo", program=PLACE)
+    installed("dynamo", program=DYNAMO)
     (tmp_path / "empty").mkdir()
 
     async def test() -> None:
         fleet = FleetServer(engines(1))
         await fleet.start()
-        settings = {"program": PLACE, "model_folder": str(tmp_path / "empty"), "ready_s": 60.0}
+        settings = {"program": DYNAMO, "model_folder": str(tmp_path / "empty"), "ready_s": 60.0}
         front = find_router("dynamo:round-robin", settings, tmp_path)
         try:
             with pytest.raises(RouterError) as caught:
