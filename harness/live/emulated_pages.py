@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.live.dialect import JSON_TYPE, encode
 from harness.live.emulated_answers import engine_metrics
+from harness.live.texts import Piece
 from harness.live.wire import Exchange, Request
+from harness.live.words import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from harness.live.emulator import EmulatedReplica
@@ -85,3 +87,16 @@ class Pages:
         paths |= {path: {"get": {"responses": {"200": {}}}} for path in self._pages}
         info = {"title": "agentsched emulator", "version": "emulated"}
         return encode({"openapi": "3.1.0", "info": info, "paths": paths})
+
+
+def tokenized(pieces: Sequence[Piece], count: int, limit: int) -> dict[str, Any]:
+    """The answer of `/tokenize` as vLLM shows it; the numbers stand for four bytes each."""
+    text = "".join(piece.text for piece in pieces).encode("utf-8", "replace")
+    cut = [text[at : at + BYTES_PER_TOKEN] for at in range(0, len(text), BYTES_PER_TOKEN)]
+    tokens = [int.from_bytes(part, "big") for part in cut[:count]]
+    return {
+        "count": count,
+        "max_model_len": limit,
+        "tokens": tokens + [0] * (count - len(tokens)),
+        "token_strs": None,
+    }

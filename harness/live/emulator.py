@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from harness.live.anthropic_api import Messages
 from harness.live.clock import Clock
@@ -20,7 +20,7 @@ from harness.live.dialect import JSON_TYPE, Dialect, Reading, RequestError, deco
 from harness.live.emulated_answers import Answer, Script, plan_answer
 from harness.live.emulated_flight import Flight
 from harness.live.emulated_kv import Kept, KvExchange, remote_params, wanted_key
-from harness.live.emulated_pages import Pages
+from harness.live.emulated_pages import Pages, tokenized
 from harness.live.kv_publishing import KvJournal, KvPublisher
 from harness.live.openai_chat import ChatCompletions, Completions
 from harness.live.parts import Role
@@ -396,17 +396,6 @@ class EmulatedReplica:
         except RequestError as error:
             exchange.reply(error.status, [JSON_TYPE], encode({"detail": error.message}))
             return
-        exchange.reply(200, [JSON_TYPE], encode(self._tokens_of(reading)))
-
-    def _tokens_of(self, reading: Reading) -> dict[str, Any]:
-        """As vLLM shows it; the numbers stand for four bytes each."""
-        text = "".join(piece.text for piece in reading.pieces).encode("utf-8", "replace")
-        count = self._texts.tokens(reading.pieces)
-        cut = [text[at : at + BYTES_PER_TOKEN] for at in range(0, len(text), BYTES_PER_TOKEN)]
-        tokens = [int.from_bytes(part, "big") for part in cut[:count]]
-        return {
-            "count": count,
-            "max_model_len": self.settings.max_model_len,
-            "tokens": tokens + [0] * (count - len(tokens)),
-            "token_strs": None,
-        }
+        pieces = reading.pieces
+        page = tokenized(pieces, self._texts.tokens(pieces), self.settings.max_model_len)
+        exchange.reply(200, [JSON_TYPE], encode(page))
