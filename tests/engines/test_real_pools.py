@@ -116,8 +116,10 @@ def test_hits_are_what_the_engines_count(played: Run, arm: str) -> None:
 
 
 def test_the_report_tells_of_transfers(played: Run) -> None:
-    done = agentsched("report", played.path, "--format", "csv", cwd=played.path.parent)
+    asked = ("--metric", "kv_transfers", "--metric", "kv_transfer_mean")
+    done = agentsched("report", played.path, *asked, cwd=played.path.parent)
     assert done.returncode == 0, done.stderr
+    assert "KV transfers" in done.stdout
     page = (played.path / "report.html").read_text("utf-8")
     for tag in ("kv_transfers", "kv_transfer_mean", "handover_mean", "ttft_mean", "cache_hit"):
         assert tag in page
