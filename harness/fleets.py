@@ -51,7 +51,7 @@ def fleet_of(plan: Plan, folder: Path) -> Iterator[Fleet | None]:
     Raises:
         UsageError: the engine is not installed, or does not go with topology and machine.
     """
-    if plan.live is None or plan.spec.engine == "emulator":
+    if plan.live is None or (plan.spec.engine == "emulator" and not plan.on_ray):
         yield None
         return
     fleet = _fleet(plan, folder / FOLDER)
@@ -81,8 +81,24 @@ def _fleet(plan: Plan, logs: Path) -> Fleet:
         from harness.live.given_fleet import GivenFleet
 
         return GivenFleet(plan.live.urls, [(r.id, r.role) for r in plan.cluster.replicas])
+    if plan.on_ray:
+        return _on_ray(plan, logs)
     from harness.live.engines.fleet import engine_fleet
 
     if plan.spec.engine == "sim":
         raise UsageError("simulated replicas are not started", "use another engine")
     return engine_fleet(plan.spec.engine, plan.cluster, plan.launch, logs)
+
+
+def _on_ray(plan: Plan, logs: Path) -> Fleet:
+    assert plan.live is not None
+    from harness.ray.deployment import RayFleet, Wanted
+
+    wanted = Wanted(
+        plan.cluster,
+        plan.spec.engine,
+        plan.spec.memory.model_dump(),
+        launch=plan.launch if plan.spec.engine != "emulator" else None,
+        speed=plan.live.time_scale,
+    )
+    return RayFleet(wanted, plan.launch.ray, logs)

@@ -101,7 +101,12 @@ class Plan:
     live: LiveSettings | None = None
     """On emulated or real engines; None: it is simulated."""
     launch: Any = None
-    """Of real engines, harness.live.engines.settings.EngineSettings."""
+    """Of started engines, harness.live.engines.settings.EngineSettings."""
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether its replicas are started on a Ray cluster."""
+        return self.launch is not None and self.launch.on == "ray"
 
     @property
     def label(self) -> Label:
@@ -159,12 +164,14 @@ class Plan:
             driver=workload.driver,
             driver_settings=workload.spec.agents,
             router=arm.router,
-            telemetry_interval_s=getattr(self.launch, "telemetry_interval_s", None),
+            telemetry_interval_s=None
+            if self.launch is None or self.on_ray  # this machine is not theirs
+            else self.launch.telemetry_interval_s,
         )
 
     def commands(self) -> list[str]:
         """What would be started for each replica; empty where nothing is."""
-        if self.launch is None:
+        if self.launch is None or self.spec.engine == "emulator":
             return []
         from harness.live.engines.planned import planned_commands
 
@@ -309,6 +316,12 @@ def plan(spec: RunSpec) -> Plan:
     live, launch = _live(spec, sim)
     arms = (*_arms(spec), *_routers(spec))
     found = Plan(spec, cluster, engine, sim, arms, _workloads(spec, limit), live, launch)
+    if found.on_ray and spec.engine == "emulator" and any(w.driver for w in found.workloads):
+        raise spec.error(
+            ("launch", "on"),
+            "emulated replicas on Ray cannot play a model's part for real agents",
+            "leave it out, or replay the workload",
+        )
     with spec.locating("launch"):
         found.commands()  # raises where engine and topology do not go together
     return found
@@ -334,7 +347,7 @@ def _live(spec: RunSpec, sim: SimSettings) -> tuple[LiveSettings | None, Any]:
                 "the emulator's replicas come with each cell, and `urls` names others",
                 "use `engine: vllm` for replicas that run already, emulated or not",
             )
-        return live, None
+        return live, _emulated_on_ray(spec, live, sim)
     if live.time_scale != 1.0 or live.virtual_clock:
         raise spec.error(
             ("live",), "real engines run in real time", "leave out time_scale and virtual_clock"
@@ -346,6 +359,19 @@ def _live(spec: RunSpec, sim: SimSettings) -> tuple[LiveSettings | None, Any]:
     from harness.live.engines.settings import EngineSettings
 
     return live, settings_from(spec, ("launch",), EngineSettings, spec.launch)
+
+
+def _emulated_on_ray(spec: RunSpec, live: LiveSettings, sim: SimSettings) -> Any:
+    """Settings of starting emulated replicas on a Ray cluster; None: each cell brings its own."""
+    if spec.launch.get("on") != "ray":
+        return None
+    from harness.live.engines.settings import EngineSettings
+
+    if live.virtual_clock:
+        raise spec.error(("live",), "replicas on Ray run in real time", "leave out virtual_clock")
+    if sim.faults or sim.fault_scenario is not None:
+        raise spec.error(("sim",), "faults are not made on Ray", "leave out launch.on")
+    return settings_from(spec, ("launch",), EngineSettings, spec.launch)
 
 
 def _routers(spec: RunSpec) -> Iterator[Arm]:

@@ -61,7 +61,7 @@ class LiveJob:
     router: str | None = None
     """An external router, as `harness.live.routers` finds it, in place of a scheduler."""
     replicas: tuple[ReplicaAddress, ...] = ()
-    """Running ones; the emulator's start with the cell."""
+    """Running ones; the emulator's start with the cell, unless they run on Ray."""
     gpus: tuple[int, ...] = ()
     """GPUs of theirs that are looked at."""
     telemetry_interval_s: float | None = None
@@ -145,7 +145,8 @@ async def _play(
     wall, cpu = time.perf_counter(), time.process_time()
     limit = job.sim.context_limit or job.cluster.model.context_limit
     player = _player(job, live, folder)
-    fleet = _emulated_fleet(job, live, folder, limit) if live.engine == "emulator" else None
+    own = live.engine == "emulator" and not live.replicas
+    fleet = _emulated_fleet(job, live, folder, limit) if own else None
     front = _front(job, live, folder, recorder, player)
     watch: ReplicaWatch | None = None
     try:

@@ -12,7 +12,11 @@ import pytest
 
 from agentsched import TopologyError, UsageError
 from harness.capacity import resolve_cluster
+from harness.experiment import run
+from harness.fleets import fleet_of
 from harness.live.parts import ReplicaAddress
+from harness.overrides import Flags
+from harness.plan import plan
 from harness.ray.deployment import (
     RayFleet,
     Wanted,
@@ -23,6 +27,8 @@ from harness.ray.deployment import (
     up,
 )
 from harness.ray.server import Order, alone
+from harness.spec import load_spec
+from results.store import load_run
 from tests.ray.rig import ray_cluster
 
 H100 = {"num_gpus": 4, "num_cpus": 3, "resources": {"accelerator_type:H100": 1}}
@@ -46,14 +52,14 @@ def wanted(topology: str) -> Wanted:
 def test_the_topology_of_one_replica_is_that_of_the_replica() -> None:
     for name in ("a40-300w-200w", "1x4xh100-dp2", "4x2xh100"):
         cluster = resolve_cluster("qwen3-8b", name)
-        for plan, spec in zip(cluster.replicas, cluster.topology.replicas, strict=True):
-            order = Order(plan.id, "vllm", "qwen3-8b", alone(plan.id, spec), "mixed")
-            (one,) = order.cluster().replicas
-            assert (one.kv_tokens, one.gpus, one.power_cap_w, one.role) == (
-                plan.kv_tokens,
-                plan.gpus,
-                plan.power_cap_w,
-                plan.role,
+        for one, spec in zip(cluster.replicas, cluster.topology.replicas, strict=True):
+            order = Order(one.id, "vllm", "qwen3-8b", alone(one.id, spec), "mixed")
+            (same,) = order.cluster().replicas
+            assert (same.kv_tokens, same.gpus, same.power_cap_w, same.role) == (
+                one.kv_tokens,
+                one.gpus,
+                one.power_cap_w,
+                one.role,
             )
 
 
@@ -101,6 +107,68 @@ def test_up_serve_restart_down(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="refused"):
             generate(found[0].url)
         _a_fleet_of_a_run(tmp_path)
+        _a_run(tmp_path)
+
+
+def run_flags(topology: str, *assignments: str) -> Flags:
+    return Flags(
+        schedulers=["smetric"],
+        workloads=["lmcache-mini-swe-agent"],
+        topology=topology,
+        model="qwen3-8b",
+        engine="emulator",
+        workers=[2],
+        seeds=1,
+        assignments=[
+            "workloads.0.sessions=2",
+            "workloads.0.play=replay",
+            "launch.on=ray",
+            "live.time_scale=200",
+            *assignments,
+        ],
+    )
+
+
+def _a_run(folder: Path) -> None:
+    """A run whose replicas are started on the cluster, and one whose replicas do not fit it."""
+    with pytest.raises(TopologyError, match=r"h100: needs 1 x 8 .* = 4; 4 too few"):
+        run("quickstart", out=folder / "large", flags=run_flags("1x8xh100"))
+    result = run("quickstart", out=folder / "run", flags=run_flags("4x1xh100"))
+    result.check()
+    facts = json.loads((result.path / "engines" / "fleet.json").read_text("utf-8"))
+    assert facts["on"] == "ray"
+    (summary,) = load_run(result.path).summaries.values()
+    assert summary["label"] == "emulated"
+    assert summary["metrics"]["decode_tps"]["value"] > 0
+    assert (result.path / "engines" / "r0.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (("live.virtual_clock=true", "live.time_scale=1.0"), "real time"),
+        (('sim.faults=[{"at_s": 1, "replica": "r0", "kind": "lost"}]',), "not made on Ray"),
+        (("topology=1p3d-h100",), "one process only"),
+    ],
+)
+def test_runs_on_ray_that_are_refused(more: tuple[str, ...], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=problem):
+        run("quickstart", out=tmp_path / "run", flags=run_flags("4x1xh100", *more))
+    assert not (tmp_path / "run" / "cells").exists()
+
+
+def test_a_run_finds_its_fleet_on_ray(tmp_path: Path) -> None:
+    """Nothing is started yet."""
+    assignments = ["launch.ray=10.0.0.1:6379", "memory.gpu_memory_utilization=0.5"]
+    planned = plan(load_spec("quickstart", run_flags("4x1xh100", *assignments)))
+    with fleet_of(planned, tmp_path) as fleet:
+        assert isinstance(fleet, RayFleet)
+        assert fleet.label == "emulated"
+        assert fleet._address == "10.0.0.1:6379"
+        orders = fleet._wanted.orders()
+    assert [one.name for one in orders] == ["r0", "r1", "r2", "r3"]
+    assert {(one.engine, one.speed, one.launch) for one in orders} == {("emulator", 200.0, None)}
+    assert orders[0].cluster().kv_tokens == planned.cluster.replicas[0].kv_tokens
 
 
 def _restarts_after_a_kill(replica: ReplicaAddress) -> None:

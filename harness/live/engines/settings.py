@@ -66,6 +66,11 @@ class EngineSettings:
     """Generations before each cell, so that its first turn meets no compilation. Our choice."""
     set_power_caps: bool = False
     """Set the topology's power caps on the GPUs, and restore them at the end. Needs root."""
+    on: Literal["here", "ray"] = "here"
+    """Where replicas are started: on this machine, or on the machines of a Ray cluster."""
+    ray: str | None = None
+    """Address of the Ray cluster, `ray://HOST:PORT` or `HOST:PORT`; None: the one of this machine,
+    or that RAY_ADDRESS names."""
     telemetry_interval_s: float = 0.2
     """Between looks at the GPUs. Our choice; NVML renews most figures every 20 to 100 ms."""
 
