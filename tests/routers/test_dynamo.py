@@ -27,8 +27,9 @@ from harness.live.routers.base import Launch
 from harness.live.routers.dynamo import BRIDGE, DynamoFrontend, workers_of
 from harness.live.routers.find import describe_router
 from harness.live.routers.served import HEADER
+from harness.live.wire import Request
 from harness.live.words import words
-from tests.live.rig import chat, engines, post, run
+from tests.live.rig import JSON, Got, chat, engines, post, run
 from tests.routers.rig import DYNAMO, installed, started_with
 from tests.routers.test_commands import HELP, flags_of
 
@@ -180,6 +181,38 @@ def test_the_real_frontend_serves_emulated_replicas(policy: str, tmp_path: Path)
             # 400 + 20 tokens, the last not computed: 26 whole blocks of 16. Then 70 more a turn.
             assert cached[1:4] == [416, 480, 544]
         assert not any(started_with(url) for url in fleet.urls)
+
+    run(test)
+
+
+def test_what_the_replica_refuses_and_who_leaves(tmp_path: Path) -> None:
+    """A refusal keeps its kind and words; a client that leaves ends the replica's request too."""
+    installed("dynamo", program=DYNAMO)
+
+    async def test() -> None:
+        fleet = FleetServer(engines(1), EmulatorSettings(tick_s=0.02, max_model_len=4096))
+        await fleet.start()
+        settings = {"program": DYNAMO, "ready_s": 60.0}
+        front = find_router("dynamo:round-robin", settings, tmp_path)
+        await front.start([ReplicaAddress("e0", fleet.urls[0])])
+        client = HttpClient(front.url)
+        try:
+            refused = await post(client, PATH, chat(max_tokens=5000))
+            body = chat(max_tokens=3000, ignore_eos=True, stream=True)
+            got = Got()
+            call = client.send(Request("POST", PATH, JSON, json.dumps(body).encode()), got)
+            async with asyncio.timeout(10):
+                while not fleet.replicas[0].in_flight:
+                    await asyncio.sleep(0.01)
+                call.cancel()
+                while fleet.replicas[0].in_flight:
+                    await asyncio.sleep(0.01)
+        finally:
+            await client.close()
+            await front.close()
+            await fleet.close()
+        assert refused.status == 400
+        assert "maximum context length is 4096 tokens" in refused.body.decode()
 
     run(test)
 

@@ -140,6 +140,10 @@ class Translation:
 class ReplicaError(Exception):
     """The replica refused a request, or failed in the middle of it."""
 
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
 
 def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Usage in the fields that Dynamo passes on."""
@@ -243,41 +247,53 @@ class Bridge:
         """Chunks of the replica's answer to a request of Dynamo's."""
         if self._socket is not None and self._tell is not None:
             self._socket.sendto(f"{context.id()} {self.name}".encode(), self._tell)
+        # Dynamo may leave this generator standing where it is when the client leaves: what reads
+        # from the replica is a task of its own, which ends then whatever becomes of the generator.
+        events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         body = completion_request(request, self._model)
-        left = asyncio.ensure_future(_left(context))
-        reading = asyncio.ensure_future(anext(events := self._events(body), None))
+        reading = asyncio.ensure_future(self._read(body, events))
+        reading.add_done_callback(lambda task: events.put_nowait(None))
+        left = asyncio.ensure_future(context.async_killed_or_stopped())
+        left.add_done_callback(lambda task: reading.cancel())
+        reading.add_done_callback(lambda task: left.cancel())
         translation = Translation(self._encode)
         try:
-            while True:
-                await asyncio.wait({left, reading}, return_when=asyncio.FIRST_COMPLETED)
-                if not reading.done():  # the client is gone: closing the connection says so
-                    return
-                event = reading.result()
-                if event is None:
-                    break
+            while (event := await events.get()) is not None:
                 for chunk in translation.take(event):
                     yield chunk
-                reading = asyncio.ensure_future(anext(events, None))
+            if reading.cancelled():
+                return
+            reading.result()
             for chunk in translation.end(len(request["token_ids"])):
                 yield chunk
+        except ReplicaError as error:
+            raise self._failure(error) from None
         finally:
-            left.cancel()
             reading.cancel()
-            await asyncio.gather(left, reading, return_exceptions=True)
-            await events.aclose()
 
-    async def _events(self, body: Mapping[str, Any]) -> Any:
+    async def _read(
+        self, body: Mapping[str, Any], events: asyncio.Queue[dict[str, Any] | None]
+    ) -> None:
+        """Put the events of an answer into the queue; cancelling it ends the replica's request."""
         headers = {"content-type": "application/json"}
         data = json.dumps(body, separators=(",", ":")).encode()
         path = self.url + "/v1/completions"
         async with self._session.post(path, data=data, headers=headers) as response:
             if response.status != 200:
                 text = (await response.text())[:500]
-                raise ReplicaError(f"replica {self.name} says {response.status}: {text}")
+                message = f"replica {self.name} says {response.status}: {text}"
+                raise ReplicaError(message, refused=400 <= response.status < 500)
             lines = EventLines()
             async for part in response.content.iter_any():
                 for event in lines.feed(part):
-                    yield event
+                    events.put_nowait(event)
+
+    def _failure(self, error: ReplicaError) -> Exception:
+        """In Dynamo's words, which the frontend makes a status of."""
+        exceptions = import_module("dynamo.llm.exceptions")
+        kind = exceptions.InvalidArgument if error.refused else exceptions.Unknown
+        failure: Exception = kind(str(error))
+        return failure
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -285,11 +301,6 @@ class Bridge:
             self._tokenizer = library.Tokenizer.from_file(str(self._folder / "tokenizer.json"))
         numbers: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return numbers
-
-
-async def _left(context: Any) -> None:
-    """Returns when nobody wants the answer any more."""
-    await context.async_killed_or_stopped()
 
 
 async def serve(given: argparse.Namespace) -> None:
