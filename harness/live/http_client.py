@@ -254,6 +254,10 @@ class _Upstream(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self.usable = False
         self._client.forget(self)
+        # These hold the connection, as it holds them: let go, so that nothing waits for the
+        # collector of garbage, which rarely comes.
+        for name in ("_parser", "_transport"):
+            self.__dict__.pop(name, None)
         call, self._call = self._call, None
         if call is None:
             return

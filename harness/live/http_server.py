@@ -132,6 +132,8 @@ class _Connection(asyncio.Protocol):
         self._waiting: deque[tuple[Request, bool]] = deque()
         self._exchange: _Exchange | None = None
         self._refused = False
+        self._last = False
+        """The connection ends with the request that came last; nothing after it is read."""
         self._in_head = self._in_body = False
         self._since = 0.0
         """Loop time at which it became idle, or a body began that is not here yet."""
@@ -190,8 +192,10 @@ class _Connection(asyncio.Protocol):
         self.server.connections.discard(self)
         exchange, self._exchange = self._exchange, None
         self._waiting.clear()
-        if exchange is not None and exchange.on_gone is not None:
-            exchange.on_gone()
+        if exchange is not None:
+            exchange.gone()
+        # Parser and connection hold each other: let go, so that nothing waits for the collector.
+        del self._parser
 
     def pause_writing(self) -> None:
         if self._exchange is not None and self._exchange.on_pressure is not None:
@@ -239,7 +243,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
-        if self._refused:
+        if self._refused or self._last:
             return
         request = Request(
             self._parser.get_method().decode("ascii"),
@@ -248,7 +252,10 @@ class _Connection(asyncio.Protocol):
             self._body[0] if len(self._body) == 1 else b"".join(self._body),
         )
         self._body = []
-        self._waiting.append((request, self._parser.should_keep_alive()))
+        # After HTTP/1.0 nothing is read: what asks there to be kept open is read in many ways.
+        kept = self._parser.should_keep_alive() and self._parser.get_http_version() != "1.0"
+        self._last = not kept
+        self._waiting.append((request, kept))
         if len(self._waiting) > PIPELINE_LIMIT:
             self.drop()
 
@@ -404,6 +411,13 @@ class _Exchange:
         if self._connection.open:
             # What was written still goes out; the missing last chunk tells the client.
             self._connection.ended(keep_alive=False)
+
+    def gone(self) -> None:
+        """The client has left: tell who answers, and let go of it."""
+        tell = self.on_gone
+        self.on_gone = self.on_pressure = self.on_catch_up = None
+        if tell is not None:
+            tell()
 
     def fail(self) -> None:
         """The handler raised: no answer will come of it."""
