@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from agentsched import AgentschedError, SchedulerError
 from tests.agents.stage import Cell, FakeDriver, play
 from tests.live.rig import run
-from workloads.agents.base import AgentTask
+from workloads.agents.base import SCRATCH, AgentTask
 
 HANGING = f"1000.{os.getpid():09d}"
 """An argument by which processes of this test run are told from others."""
@@ -126,6 +127,22 @@ def test_who_fills_the_disk_is_stopped(tmp_path: Path) -> None:
     assert "the limit is 20 MB" in error
     assert cell.played.counters["agents.stopped_for_disk"] == 1
     assert list((cell.folder / "greedy").iterdir()) == []
+
+
+def test_cut_short_it_leaves_no_scratch(tmp_path: Path) -> None:
+    scratch = tmp_path / "agents" / "greedy" / SCRATCH
+
+    async def inside() -> None:
+        tasks = [task("greedy", manner="fill")]
+        playing = asyncio.ensure_future(play(tmp_path, tasks, workers=1))
+        await asyncio.to_thread(wait_until, lambda: (scratch / "3").exists() or playing.done())
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    run(inside)
+    assert scratch.parent.is_dir()
+    assert not scratch.exists()
 
 
 def test_workers_that_wait_for_new_processes_make_it_invalid(tmp_path: Path) -> None:

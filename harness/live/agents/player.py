@@ -130,6 +130,8 @@ class _Troupe:
     outcomes: Counter[str] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    uncleared: set[Path] = field(default_factory=set)
+    """Folders of sessions that may hold scratch files."""
     last_change: int = 0
     active_time: int = 0
     """Integral of the active sessions over time, while tasks are waiting."""
@@ -164,6 +166,8 @@ class _Troupe:
             if self.background is not None:
                 await self.background.stop()
             await self.crew.dismiss()
+            for folder in self.uncleared:  # of sessions that were cut short
+                await asyncio.to_thread(_clear, folder, killed=True)
         await self._stragglers()
         self.book.close()
         timing = {
@@ -215,6 +219,7 @@ class _Troupe:
         name = self._name(task.id)
         folder = self.folder / name
         folder.mkdir()
+        self.uncleared.add(folder)
         self._account()
         self.running[name] = (client, folder)
         self.counts["peak_active"] = max(self.counts["peak_active"], len(self.running))
@@ -242,6 +247,7 @@ class _Troupe:
             self.counts["killed"] += 1
             await client.kill()
         await asyncio.to_thread(_clear, folder, killed=not ended.alive)
+        self.uncleared.discard(folder)
         return ended
 
     def _limit_s(self, task: AgentTask) -> float:
