@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: quickstart reproduce routers test test-engines lint format bench-gateway clean help bench-sim soak audit
+.PHONY: quickstart reproduce routers test test-engines lint format bench-gateway clean help bench-sim soak audit fuzz test-oldest
 
 help:
 	@echo "make quickstart   install, run the quickstart comparison (simulated), show the report"
@@ -19,6 +19,8 @@ help:
 	@echo "make bench-gateway  cost of the gateway beside other routers (PEERS=folder of their programs)"
 	@echo "make soak         an hour of faults against a gateway (docs/faults.md)"
 	@echo "make audit        known vulnerabilities of what is installed"
+	@echo "make fuzz         inputs that are made up, for all that reads untrusted ones (SECONDS=300 each)"
+	@echo "make test-oldest  tests with the oldest packages that are allowed (.ci/oldest.txt)"
 	@echo "make clean        remove the virtual environment, caches and build files (not runs/)"
 
 quickstart: $(VENV)/installed
@@ -69,7 +71,23 @@ soak: $(VENV)/installed
 
 audit: $(VENV)/installed
 	@test -x $(BIN)/pip-audit || $(PIP) install pip-audit || echo "pip-audit could not be installed"
-	$(BIN)/python -m scripts.audit
+	$(BIN)/python -m scripts.audit --strict
+
+fuzz: $(VENV)/installed-dev
+	@$(PIP) install atheris || echo "atheris: not to be had, hypothesis makes the inputs"
+	$(BIN)/python -m scripts.fuzz --seconds $(or $(SECONDS),300)
+
+# In an environment of its own, beside that of the other targets.
+OLDEST := $(VENV)-oldest/bin/python
+OLDEST_TESTS ?= tests/cli/test_main.py tests/fuzz tests/harness/test_spec.py \
+  tests/live/test_gateway.py tests/live/test_http.py tests/results \
+  tests/schedulers/test_every_scheduler.py tests/security tests/workloads/test_trace.py
+
+test-oldest:
+	@test -x $(OLDEST) || python3 -m venv $(VENV)-oldest
+	$(OLDEST) -m pip --disable-pip-version-check --quiet install --constraint .ci/oldest.txt \
+	  --editable . h11 hypothesis "pytest>=8.3" pytest-timeout
+	$(OLDEST) -m pytest -p no:cacheprovider $(OLDEST_TESTS)
 
 # The stamps stand for a finished install; the code itself is used in place (editable).
 $(VENV)/installed: pyproject.toml agentsched.py | $(VENV)/bin/python
