@@ -9,15 +9,18 @@ Prices of sessions that several replicas want rise, those of sessions that none 
 replicas whose sessions' prices changed are packed again. Who takes whom in the end tells where a
 session with credit on several replicas leaves room for those that have it on one. Readiness and
 footprint, which are the same everywhere, are bounded by one fractional knapsack over all room
-together. Both bounds are computed in whole numbers, so that they hold exactly.
+together, and readiness by how many sessions each replica can hold. All is computed in whole
+numbers, so that the bounds hold exactly.
 
 Everett (1963) for the multipliers, Dantzig (1957) for the knapsack.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from schedulers.tao_plan import Snapshot
 from schedulers.tao_solver import Value
@@ -152,16 +155,23 @@ def fractional(items: Sequence[tuple[int, int]], room: int) -> tuple[int, list[i
 
 
 def _rest(snapshot: Snapshot) -> tuple[int, int]:
-    """Readiness and footprint that all room together would hold, each session divisible."""
+    """Readiness and footprint that all room together would hold, each session divisible; and no
+    more ready ones than the smallest of them that each replica alone would hold."""
     most = max(snapshot.room, default=0)
     fitting = [one for one in snapshot.candidates if one.need <= most]
+    least = min((one.need for one in fitting), default=0)
+    rooms = [room for room in snapshot.room if room >= least]
     bits = sum(abs(one.footprint) for one in fitting).bit_length() + 1
     items = [((one.ready << bits) + one.footprint, one.need) for one in fitting]
-    packed, _ = fractional(items, sum(max(0, room) for room in snapshot.room))
+    packed, _ = fractional(items, sum(rooms) if fitting else 0)
     ready = (packed + (1 << (bits - 1))) >> bits
     footprint = packed - (ready << bits)
     most_footprint = sum(max(0, one.footprint) for one in fitting)
     if footprint < sum(min(0, one.footprint) for one in fitting):
         # So little beside that much readiness no sessions have: a part of one was counted.
-        return ready - 1, most_footprint
+        ready, footprint = ready - 1, most_footprint
+    smallest = list(accumulate(sorted(one.need for one in fitting if one.ready)))
+    whole = sum(bisect_right(smallest, room) for room in rooms)
+    if whole < ready:
+        return whole, most_footprint
     return ready, min(footprint, most_footprint)

@@ -4,7 +4,9 @@
 
 The same sessions on the same replicas, before which 1, 2, 4 and 8 gateways stand. Sessions go to
 gateways by rendezvous hashing; capacity is divided into shares of every replica, and also into
-replicas of each gateway's own (`sim.gateway_split`).
+replicas of each gateway's own (`sim.gateway_split`). `--memory` takes KV away from the replicas,
+so that the sessions' contexts do not fit together. Changes against one gateway are those of the
+same seed; shown are their mean, least and greatest.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from results.store import load_run
 
 GATEWAYS = (1, 2, 4, 8)
 SPLITS = ("shares", "replicas")
-METRICS = ("decode_tps", "latency_mean", "ttft_mean", "cache_hit")
+METRICS = ("decode_tps", "latency_mean", "ttft_mean", "cache_hit", "working_set_kv")
 DEFAULT = ["least-loaded", "smetric", "thunderagent", "tao"]
 
 
@@ -33,10 +35,18 @@ class Row:
     scheduler: str
     gateways: int
     values: dict[str, float | None]
+    by_seed: dict[int, float]
+    """Decode throughput."""
 
 
 def measure(
-    folder: Path, schedulers: Sequence[str], workload: str, sessions: int, workers: int, seeds: int
+    folder: Path,
+    schedulers: Sequence[str],
+    workload: str,
+    sessions: int,
+    workers: int,
+    seeds: int,
+    memory: float | None,
 ) -> list[Row]:
     """Run all; what is in the folder is not run again."""
     rows: list[Row] = []
@@ -55,14 +65,21 @@ def measure(
                     f"workloads.0.sessions={sessions}",
                     f"sim.gateways={gateways}",
                     f"sim.gateway_split={split}",
+                    *([f"memory.gpu_memory_utilization={memory}"] if memory is not None else []),
                 ],
             )
             result = run("quickstart", out=folder / f"{split}-{gateways}", flags=flags)
             result.check()
             summaries = load_run(result.path).summaries
             for name in schedulers:
-                mine = [s["metrics"] for cell, s in summaries.items() if cell.scheduler == name]
-                rows.append(Row(split, name, gateways, {m: _mean(mine, m) for m in METRICS}))
+                mine = {
+                    cell.seed: s["metrics"]
+                    for cell, s in summaries.items()
+                    if cell.scheduler == name
+                }
+                means = {m: _mean(list(mine.values()), m) for m in METRICS}
+                by_seed = {seed: m["decode_tps"]["value"] for seed, m in mine.items()}
+                rows.append(Row(split, name, gateways, means, by_seed))
                 print(table(rows[-1:], rows)[-1], flush=True)
     return rows
 
@@ -74,15 +91,18 @@ def _mean(metrics: Sequence[dict[str, dict[str, float | None]]], tag: str) -> fl
 
 def table(rows: Sequence[Row], all_rows: Sequence[Row] | None = None) -> list[str]:
     """Figures, and the change of throughput against one gateway."""
-    base = {r.scheduler: r.values for r in all_rows or rows if r.gateways == 1}
+    base = {r.scheduler: r.by_seed for r in all_rows or rows if r.gateways == 1}
     lines = [
         "| division | scheduler | gateways | " + " | ".join(METRICS) + " | decode_tps vs one |",
         "|---|---|---:|" + "---:|" * (len(METRICS) + 1),
     ]
     for row in rows:
         values = ["-" if (v := row.values[m]) is None else f"{v:.4g}" for m in METRICS]
-        one, ours = base.get(row.scheduler, {}).get("decode_tps"), row.values["decode_tps"]
-        change = f"{100 * (ours / one - 1):+.1f} %" if one and ours is not None else "-"
+        one = base.get(row.scheduler, {})
+        changes = [100 * (tps / one[seed] - 1) for seed, tps in row.by_seed.items() if seed in one]
+        change = "-"
+        if changes:
+            change = f"{fmean(changes):+.1f} % ({min(changes):+.1f} to {max(changes):+.1f})"
         lines.append(
             f"| {row.split if row.gateways > 1 else '-'} | {row.scheduler} | {row.gateways} | "
             + " | ".join(values)
@@ -131,10 +151,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--workers", type=int, default=160)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--memory", type=float, help="share of each GPU that a replica may use")
     parser.add_argument("--plot", type=Path, help="path of the figure, without its ending")
     given = parser.parse_args(arguments)
     rows = measure(
-        given.out, given.schedulers, given.workload, given.sessions, given.workers, given.seeds
+        given.out,
+        given.schedulers,
+        given.workload,
+        given.sessions,
+        given.workers,
+        given.seeds,
+        given.memory,
     )
     print("\n".join(table(rows)))
     if given.plot is not None:
