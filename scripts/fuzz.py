@@ -26,7 +26,7 @@ EXAMPLES = 300
 """Of one round of hypothesis; rounds go on until the time is up."""
 LONGEST = 4096
 """Bytes of an input that atheris makes."""
-START_S = 60.0
+START_S = 150.0
 """How long atheris may take to begin and to end."""
 
 
@@ -103,7 +103,7 @@ def _inside(name: str, seconds: float, folder: Path, seed: int) -> None:
     place.mkdir()
     grown.mkdir()
     arguments = [f"-max_total_time={int(seconds)}", f"-max_len={LONGEST}", f"-seed={seed + 1}"]
-    arguments += [f"-artifact_prefix={folder}/found-", "-timeout=20", "-rss_limit_mb=4096"]
+    arguments += [f"-artifact_prefix={folder}/found-", "-timeout=120", "-rss_limit_mb=4096"]
     atheris.Setup(
         [sys.argv[0], *arguments, str(grown), str(CORPUS / name)],
         lambda data: READERS[name](data, place),
