@@ -51,6 +51,10 @@ class Batcher:
         self._retiring = 0
         self._loose = False
         """Decoding sequences are outside the group, since the last step was walked."""
+        self._alone = False
+        """No step was under way when the last one was composed: it feeds tokens that are known."""
+        self._lag = 0
+        """Tokens that the running step was given unknown, while the next one is composed."""
         self._starved = False
         """A decoding sequence got no token in the last step."""
 
@@ -66,7 +70,7 @@ class Batcher:
         self._overlap.clear()
         self._prefills.clear()
         self._retiring = 0
-        self._loose = self._starved = False
+        self._loose = self._starved = self._alone = False
 
     @property
     def queued(self) -> int:
@@ -83,6 +87,8 @@ class Batcher:
     def schedule(self) -> Batch:
         """Compose the next step and allocate its blocks."""
         params, group, running = self.params, self.group, self.running
+        self._lag = int(not self._alone)
+        self._alone = self.in_flight_ps < 0
         budget = params.max_num_batched_tokens
         threshold = params.long_prefill_token_threshold
         if threshold and len(running) + self.queued + len(self.loading) <= 1:
@@ -342,7 +348,7 @@ class Batcher:
                 if sequence.grouped:
                     self.group.remove(sequence)
                     assert sequence.holding is not None
-                    self._fill_computed(sequence, self._in_flight(sequence))
+                    self._fill_computed(sequence, self._in_flight(sequence) * self._lag)
         self._loose = True
 
     def _in_flight(self, sequence: Sequence) -> int:
@@ -355,7 +361,7 @@ class Batcher:
 
     def _preempt(self, sequence: Sequence) -> None:
         if sequence.decoding:
-            self._fill_computed(sequence, self._in_flight(sequence))
+            self._fill_computed(sequence, self._in_flight(sequence) * self._lag)
         self._stop(sequence, done=False)
         sequence.computed = 0
         sequence.decoding = False
@@ -377,6 +383,7 @@ class Batcher:
 
     def take_next_step(self, steps: int) -> None:
         """Allocate what the group needs in the `steps` steps after its next one."""
+        self._alone = False
         self.cache.take(self.group.new_blocks(1, steps + 1))
 
     def due(self, batch: Batch) -> list[Sequence]:
@@ -413,7 +420,7 @@ class Batcher:
         """Its last token is being computed: it keeps its blocks and gets no further step."""
         sequence.retiring = True
         self._retiring += 1
-        self._fill_computed(sequence, 1)
+        self._fill_computed(sequence, int(not self._alone))
 
     def walked_until(self, end_ps: int) -> None:
         """Called after a walked step's tokens are out: notes who got none."""

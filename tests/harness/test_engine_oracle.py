@@ -293,6 +293,24 @@ def test_engine_equals_step_by_step_oracle(
     style=st.sampled_from(sorted(STYLES)),
     ahead=st.booleans(),
 )
+# A request is preempted while the first step after a pause runs, and the next one is composed.
+@example(
+    seed=1433383630,
+    block_size=3,
+    blocks=10,
+    budget=1000,
+    seqs=2,
+    threshold=0,
+    policy="priority",
+    reserve=False,
+    watermark=0.0,
+    api=(1700, 130),
+    delay=777,
+    unit=10,
+    spread=1,
+    style="crowd",
+    ahead=True,
+)
 # An abort of a request that waits for KV, at the very end of a step of a fast-forwarded run.
 @example(
     seed=1333098068,
