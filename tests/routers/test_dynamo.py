@@ -30,7 +30,7 @@ from harness.live.routers.served import HEADER
 from harness.live.wire import Request
 from harness.live.words import words
 from tests.live.rig import JSON, Got, chat, engines, post, run
-from tests.routers.rig import DYNAMO, installed, started_with
+from tests.routers.rig import DYNAMO, emulated, installed, started_with
 from tests.routers.test_commands import HELP, flags_of
 
 PATH = "/v1/chat/completions"
@@ -181,6 +181,32 @@ def test_the_real_frontend_serves_emulated_replicas(policy: str, tmp_path: Path)
             # 400 + 20 tokens, the last not computed: 26 whole blocks of 16. Then 70 more a turn.
             assert cached[1:4] == [416, 480, 544]
         assert not any(started_with(url) for url in fleet.urls)
+
+    run(test)
+
+
+def test_sessions_are_named_as_dynamo_wants_it(tmp_path: Path) -> None:
+    """With affinity, sessions that name themselves in our header alone stay where they were."""
+    installed("dynamo", program=DYNAMO)
+
+    async def test() -> None:
+        async with emulated(2) as replicas:
+            settings = {"program": DYNAMO, "ready_s": 60.0, "session_affinity_ttl_secs": 600}
+            front = find_router("dynamo:round-robin", settings, tmp_path)
+            await front.start(replicas)
+            client = HttpClient(front.url)
+            homes: dict[str, set[str]] = {}
+            try:
+                for turn in range(3):
+                    for session in "abcd"[: 4 - turn % 2]:  # else round robin could look like it
+                        headers = {"x-agentsched-session": session}
+                        got = await post(client, PATH, chat(f"{turn} {session}"), headers)
+                        homes.setdefault(session, set()).add(got.headers[HEADER])
+            finally:
+                await client.close()
+                await front.close()
+        assert all(len(home) == 1 for home in homes.values())
+        assert set.union(*homes.values()) == {"e0", "e1"}
 
     run(test)
 

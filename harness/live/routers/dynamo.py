@@ -19,6 +19,7 @@ from agentsched import UsageError
 from harness.live.emulated_tokens import write_model
 from harness.live.parts import ReplicaAddress
 from harness.live.routers.base import Helper, Launch, Router, RouterSettings, mixed_only
+from harness.live.routers.naming import SessionName
 
 NAMESPACE = "agentsched"
 BRIDGE = Path(__file__).with_name("dynamo_bridge.py")
@@ -72,6 +73,7 @@ class DynamoFrontend(Router):
     module = "dynamo.frontend"
     policies = ("kv", "round-robin", "random", "power-of-two", "least-loaded")
     source = "ai-dynamo/dynamo"
+    session_name = SessionName(header="x-dynamo-session-id")
     known_path = "/health"
     request_header = "x-dynamo-request-id"
     settings: DynamoSettings
