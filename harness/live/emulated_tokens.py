@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.live.engines.tiny_model import CONFIG
 from harness.live.words import BYTES_PER_TOKEN, VOCABULARY
 
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -60,21 +61,13 @@ def write_model(folder: Path, context_limit: int) -> None:
         "chat_template": CHAT_TEMPLATE,
         "model_max_length": context_limit,
     }
-    # A shape that readers of configurations know; nothing is computed with it.
+    # Nothing is computed with its shape.
     config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        **CONFIG,
         "vocab_size": size,
         "max_position_embeddings": context_limit,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
         "eos_token_id": END,
         "bos_token_id": END,
-        "torch_dtype": "float32",
     }
     generation = {"eos_token_id": [END], "bos_token_id": END}
     for name, content in (
