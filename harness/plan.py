@@ -22,6 +22,7 @@ from harness.sim.engine_types import EngineParams
 from harness.sim.faults import check_faults
 from harness.sim.replicas import check_engine
 from harness.sim.settings import SimSettings
+from harness.sim.sglang_settings import refuse_settings_of_vllm
 from harness.spec import RunSpec, WorkloadSpec
 from harness.topology import find_topology
 from results.cells import CellId
@@ -395,6 +396,8 @@ def _engine(spec: RunSpec, cluster: Cluster) -> EngineParams:
             )
     values = {**engine_defaults(cluster), **spec.engine_settings}
     with spec.locating("engine_settings"):
+        if values.get("engine") == "sglang":
+            refuse_settings_of_vllm(spec.engine_settings)
         return settings_from(spec, ("engine_settings",), EngineParams, values)
 
 

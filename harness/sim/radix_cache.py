@@ -72,9 +72,10 @@ class RadixCache:
     def match(self, line: Line, limit: int) -> Node:
         """The end of the longest cached beginning of `line`, at most `limit` pages; marks it used.
 
-        The node found ends where the match ends: one that reaches further is split.
+        The node found ends where the match ends: one that reaches further is split, and its rest
+        counts as used as well (`_split_node`).
         """
-        return self._walk(line, limit, whole=False)
+        return self._walk(line, limit)
 
     def insert(self, line: Line, pages: int) -> tuple[Node, int]:
         """Put the first `pages` pages of `line` into the tree.
@@ -82,7 +83,7 @@ class RadixCache:
         Returns the node they end at, and how many of them were there before. Pages that are new
         to the tree change their owner; the caller frees its copies of the others.
         """
-        node = self._walk(line, pages, whole=True)
+        node = self._walk(line, pages)
         known = node.hi
         if known < pages:
             self._clock += 1
@@ -95,8 +96,8 @@ class RadixCache:
             node = leaf
         return node, known
 
-    def _walk(self, line: Line, limit: int, whole: bool) -> Node:
-        """Follow the line; with `whole` a node that is used in part counts as used to its end."""
+    def _walk(self, line: Line, limit: int) -> Node:
+        """Follow the line."""
         if not self.caching or limit <= 0:
             return self.root
         self._clock += 1
@@ -105,12 +106,10 @@ class RadixCache:
             child = node.children.get(_branch_at(line, node.hi))
             if child is None:
                 break
+            child.used = self._clock
             common = _common(child, line, limit)
             if common < child.hi:
-                if whole:
-                    child.used = self._clock
                 return self._split(child, common)
-            child.used = self._clock
             node = child
         return node
 

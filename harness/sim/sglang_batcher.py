@@ -90,12 +90,15 @@ class SglangBatcher:
         self._chunked: Sequence | None = None
         self._ratio = TokenRatio(params)
         self._full = False
-        """No request is admitted until one has left."""
+        """No request is admitted until one has left. SGLang keeps that with the batch that decodes:
+        as long as there is none it does not last."""
         self._fresh: list[Sequence] = []
         """Sequences that decode from the next decode step on."""
         self._paused = False
         """The last step was a prefill, so the next token of those who decode is late."""
         self._next_place = 0
+        self._passes = 0
+        """Prefill passes that left the order of what waits as it was."""
 
     def clear(self) -> None:
         """Lose everything, as when the replica dies."""
@@ -105,6 +108,7 @@ class SglangBatcher:
         self.waiting.clear()
         self._fresh.clear()
         self._chunked, self._full = None, False
+        self._passes = 0
         self._ratio = TokenRatio(self.params)
 
     @property
@@ -136,24 +140,23 @@ class SglangBatcher:
         if self.group.count >= params.max_running_requests and self._chunked is None:
             self._full = True
             return
-        if params.policy == "lpm" and len(self.waiting) <= params.lpm_queue_limit:
-            by_longest_prefix(self.waiting, cache, params)
+        self._order()
         promised = sum(self._may_ask(s) * self._ratio.current for s in self._decoding())
         budget = Budget(cache, page, promised, 0, params.max_prefill_tokens, params.chunked_prefill)
         admitted: list[Sequence] = []
         if self._chunked is not None:
             self._next_chunk(self._chunked, batch, budget)
         for sequence in self.waiting:
-            if budget.spent:
+            if budget.spent and not budget.out_of_memory:
                 break
             if len(batch.chunks) >= params.max_running_requests - self.group.count:
-                self._full = True
+                self._full = self.group.count > 0
                 break
             found = self._try(sequence, batch, budget)
             if found:
                 admitted.append(sequence)
             if found is None or budget.out_of_memory:
-                self._full = bool(batch.chunks) or self.group.count > 0
+                self._full = self.group.count > 0
                 break
             if not found:
                 break
@@ -163,12 +166,28 @@ class SglangBatcher:
         if batch.chunks:
             self._allocate(batch)
 
+    def _order(self) -> None:
+        """Sort what waits; where nothing is looked up for that, use what it will hit now and then.
+
+        (`schedule_policy.py`, `_touch_waiting_prefixes`.)
+        """
+        params, cache = self.params, self.cache
+        if not cache.caching or not self.waiting:
+            return
+        if params.policy == "lpm" and len(self.waiting) <= params.lpm_queue_limit:
+            by_longest_prefix(self.waiting, cache, params)
+        elif params.refresh_passes:
+            if self._passes % params.refresh_passes == 0:
+                for sequence in reversed(self.waiting[: params.lpm_queue_limit]):
+                    cache.match(sequence.line, sequence.tokens // self._page)
+            self._passes += 1
+
     def _next_chunk(self, sequence: Sequence, batch: Batch, budget: Budget) -> None:
         left = sequence.tokens - sequence.computed
         limit = budget.chunk if budget.chunk is not None else left
         room = min(limit, int(budget.total))
         new = min(left, room if room > 0 else limit)
-        budget.spend(new, self._may_ask(sequence) if new == left else 0)
+        budget.spend(new, self._asked(sequence) if new == left else 0)
         if new == left:
             self._chunked = None
         batch.chunks.append((sequence, new, sequence.computed))
@@ -180,11 +199,11 @@ class SglangBatcher:
         node = cache.match(sequence.line, (tokens - 1) // page)
         computed = node.hi * page
         new = tokens - computed
-        max_new = self._may_ask(sequence)
         cache.lock(node)
-        if new + max_new + page >= budget.total:
+        if new + self._may_ask(sequence) + page >= budget.total:
             cache.unlock(node)
             return None
+        max_new = self._asked(sequence)
         pages = -(-new // page) * page
         if budget.chunk is None:
             if batch.chunks and pages >= budget.inputs:
@@ -235,6 +254,9 @@ class SglangBatcher:
         group, cache = self.group, self.cache
         if not cache.reclaim(group.new_blocks(0, 1)):
             self._retract(batch)
+        if self._page > 1:
+            # The paged allocator makes room for a page of each request.
+            cache.reclaim(group.count)
         cache.take(group.new_blocks(0, 1))
         batch.decodes, batch.context = group.count, group.context
         batch.stuck = self._full
@@ -258,16 +280,31 @@ class SglangBatcher:
             batch.preempted.append(sequence)
             if cache.reclaim(group.new_blocks(0, 1)):
                 break
+        self._line_up(order)
         done = sum(self._output(s) for s in order)
         asked = sum(self._max_new(s) for s in order)
         self._ratio.set((done + params.retract_steps * len(order)) / (asked + 1))
         self._full = False
 
+    def _line_up(self, order: list[Sequence]) -> None:
+        """What decodes goes on in this order: ties of the next retraction depend on it."""
+        for sequence in order:
+            self.group.remove(sequence)
+            del self.running[sequence.id]
+        for sequence in order:
+            sequence.place = self._next_place
+            self._next_place += 1
+            self.running[sequence.id] = sequence
+            self.group.add(sequence)
+
     # ---- between steps -----------------------------------------------------------------------
 
     def take_next_step(self, steps: int) -> None:
         """Allocate what the group needs in the `steps` steps after its next one."""
-        self.cache.take(self.group.new_blocks(1, steps + 1))
+        group, cache = self.group, self.cache
+        if self._page > 1:
+            cache.reclaim(group.new_blocks(1, steps) + group.count)
+        cache.take(group.new_blocks(1, steps + 1))
 
     def executed(self, batch: Batch, steps: int, longest_ps: int, end_ps: int) -> None:
         """The batch ran for `steps` steps (more than one only for decoding)."""
@@ -344,7 +381,7 @@ class SglangBatcher:
         """Give the tree what the sequence has computed, and use the tree's pages from then on."""
         row, cache = _row(sequence), self.cache
         pages = sequence.computed // self._page
-        if not cache.caching or pages <= row.owned:
+        if not cache.caching or pages == 0:
             return
         node, known = cache.insert(sequence.line, pages)
         cache.give_back(max(known - row.owned, 0))
@@ -376,7 +413,12 @@ class SglangBatcher:
     def _max_new(self, sequence: Sequence) -> int:
         """What the request asks for at most; no more than could ever fit."""
         asked = self.params.max_new_tokens or sequence.final - sequence.prompt
-        return min(asked, self.cache.total * self._page - self._page - 1 - sequence.prompt)
+        pages = self.cache.total - 1 - -(-sequence.prompt // self._page)
+        return max(min(asked, pages * self._page - 1), 0)
+
+    def _asked(self, sequence: Sequence) -> int:
+        """What an admitted request is booked for: what it has by now is not subtracted."""
+        return min(self._max_new(sequence), self.params.clip_max_new_tokens)
 
     def _may_ask(self, sequence: Sequence) -> int:
         """Tokens it may still ask for, as far as admission looks."""

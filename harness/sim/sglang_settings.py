@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 from agentsched import UsageError
 
 SglangPolicy = Literal["fcfs", "lpm"]
+
+INSTEAD = {
+    "max_num_seqs": "set engine_settings.sglang.max_running_requests",
+    "max_num_batched_tokens": "set engine_settings.sglang.chunked_prefill or max_prefill_tokens",
+    "async_scheduling": "leave it out: of SGLang's two event loops the plain one is simulated",
+    "null_blocks": "leave it out",
+}
+"""Settings of vLLM's whose defaults depend on the GPU, and what takes their place."""
+
+
+def refuse_settings_of_vllm(given: Collection[str]) -> None:
+    """Of settings that a user gave for SGLang, refuse those that it would not look at.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, instead in INSTEAD.items():
+        if name in given:
+            raise UsageError(f"SGLang has no engine setting `{name}`", instead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +43,9 @@ class SglangSettings:
     """SGLang derives 2,048 to 4,096 from the size of the KV cache; the least is taken here."""
     policy: SglangPolicy = "fcfs"
     lpm_queue_limit: int = 128
-    """With more waiting requests `lpm` leaves the order as it is."""
+    """With more waiting requests `lpm` leaves the order as it is. A refresh covers so many."""
+    refresh_passes: int = 32
+    """`fcfs`: prefill passes between two refreshes of what waiting requests will hit; 0: none."""
     lpm_in_batch_tokens: int = 32
     """`lpm`: of waiting requests that share so much, which is not cached, only one goes early."""
     conservativeness: float = 1.0
@@ -43,6 +65,7 @@ class SglangSettings:
             "max_prefill_tokens": 1,
             "max_running_requests": 1,
             "lpm_queue_limit": 0,
+            "refresh_passes": 0,
             "new_token_ratio_decay_steps": 1,
             "retract_steps": 0,
             "clip_max_new_tokens": 1,

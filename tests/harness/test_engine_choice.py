@@ -98,6 +98,25 @@ def test_a_specification_names_it_and_the_manifest_shows_its_settings() -> None:
     assert (shown["sglang"]["policy"], shown["sglang"]["page_size"]) == ("lpm", 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("max_num_seqs", 8, "max_running_requests"),
+        ("max_num_batched_tokens", 512, "chunked_prefill"),
+        ("async_scheduling", True, "plain one"),
+        ("null_blocks", 0, "leave it out"),
+    ],
+)
+def test_settings_that_only_vllm_has_are_refused(name: str, value: int, instead: str) -> None:
+    given = {name: value}
+    spec = load_spec("quickstart")
+    with pytest.raises(UsageError, match=name) as caught:
+        plan(spec.model_copy(update={"engine_settings": {"engine": "sglang", **given}}))
+    assert instead in caught.value.remedy
+    ours = plan(spec.model_copy(update={"engine_settings": given})).engine
+    assert getattr(ours, name) == value
+
+
 def test_what_it_cannot_do_is_refused() -> None:
     for settings, problem in (
         ({"watermark": 0.1}, "no engine setting `watermark`"),

@@ -45,7 +45,7 @@ class Tree:
     def free(self) -> int:
         return self.available + self.evictable()
 
-    def walk(self, keys: list[int], whole: bool) -> tuple[Node, int]:
+    def walk(self, keys: list[int]) -> tuple[Node, int]:
         """The node at which the known beginning of `keys` ends, and its length."""
         self.clock += 1
         node, done = self.root, 0
@@ -59,8 +59,7 @@ class Tree:
                 node.children[keys[done]] = upper
                 child.keys, child.parent = child.keys[same:], upper
                 upper.children[child.keys[0]] = child
-                if whole:
-                    child.used = self.clock
+                child.used = self.clock
                 return upper, done + same
             child.used = self.clock
             node, done = child, done + same
@@ -69,10 +68,10 @@ class Tree:
     def match(self, keys: list[int]) -> tuple[Node, int]:
         if not self.caching or not keys:
             return self.root, 0
-        return self.walk(keys, whole=False)
+        return self.walk(keys)
 
     def insert(self, keys: list[int]) -> tuple[Node, int]:
-        node, known = self.walk(keys, whole=True)
+        node, known = self.walk(keys)
         if known < len(keys):
             self.clock += 1
             leaf = Node(keys[known:], node, {}, 0, self.clock)
@@ -139,7 +138,7 @@ class SglangOracle:
         self.ratio = min(params.init_new_token_ratio * params.conservativeness, 1.0)
         self.floor = min(self.ratio * params.min_new_token_ratio_factor, 1.0)
         self.fall = (self.ratio - self.floor) / params.new_token_ratio_decay_steps
-        self.decayed = 0
+        self.decayed = self.passes = 0
         self.step: tuple[int, int, list[tuple[Request, int, int]], bool, list[int]] | None = None
         self.clock = self.seen = 0
         self.aborted: list[int] = []
@@ -167,7 +166,8 @@ class SglangOracle:
         ):
             self.send(self.api_free, EngineEvent(0, "rejected", ident))
             return
-        max_new = min(p.max_new_tokens or output, room - prompt)
+        ceiled = -(-prompt // p.page_size) * p.page_size
+        max_new = max(min(p.max_new_tokens or output, room - ceiled), 0)
         hashes = self.hasher.hashes(segments)
         self.api.append(
             Request(
@@ -245,6 +245,8 @@ class SglangOracle:
                 retracted = self.retract()
             else:
                 self.decayed += 1
+            if p.page_size > 1:
+                tree.reclaim(len(self.decoding))
             need = self.needed(self.decoding)
             tree.take(need)
             batch = [(r, 1, r.tokens - 1) for r in self.decoding]
@@ -270,6 +272,9 @@ class SglangOracle:
             max(self.ratio - self.decayed * self.fall, self.floor) if self.decayed else self.ratio
         )
 
+    def asked(self, request: Request) -> int:
+        return min(request.max_new, self.p.clip_max_new_tokens)
+
     def may_ask(self, request: Request) -> int:
         left = request.max_new - (request.tokens - request.prompt)
         return min(max(left, 0), self.p.clip_max_new_tokens)
@@ -279,8 +284,14 @@ class SglangOracle:
         if len(self.decoding) >= p.max_running_requests and self.chunked is None:
             self.full = True
             return []
-        if p.policy == "lpm" and len(self.waiting) <= p.lpm_queue_limit:
-            self.sort()
+        if self.waiting and tree.caching:
+            if p.policy == "lpm" and len(self.waiting) <= p.lpm_queue_limit:
+                self.sort()
+            else:
+                self.passes += 1
+                if p.refresh_passes and (self.passes - 1) % p.refresh_passes == 0:
+                    for request in self.waiting[: p.lpm_queue_limit][::-1]:
+                        tree.match(request.hashes[: request.tokens // page])
         reserved: float = sum(self.may_ask(r) * self.current_ratio() for r in self.decoding)
         immediate = 0
         inputs, chunk = p.max_prefill_tokens, p.chunked_prefill
@@ -301,24 +312,25 @@ class SglangOracle:
             limit = left if chunk is None else chunk
             room = min(limit, int(tree.free() * page - reserved))
             new = min(left, room if room > 0 else limit)
-            spend(new, self.may_ask(request) if new == left else 0)
+            spend(new, self.asked(request) if new == left else 0)
             if new == left:
                 self.chunked = None
             batch.append((request, new, request.computed))
         for request in list(self.waiting):
-            if inputs <= 0 or (chunk is not None and chunk <= 0):
+            total, now = tree.free() * page - reserved, tree.free() * page - immediate
+            if total > 0 and now > 0 and (inputs <= 0 or (chunk is not None and chunk <= 0)):
                 break
             if len(batch) >= p.max_running_requests - len(self.decoding):
-                self.full = True
+                self.full = bool(self.decoding)
                 break
             node, known = tree.match(request.hashes[: (request.tokens - 1) // page])
             computed = known * page
             new = request.tokens - computed
-            max_new = self.may_ask(request)
+            max_new = self.asked(request)
             tree.lock(node, 1)
-            if new + max_new + page >= tree.free() * page - reserved:
+            if new + self.may_ask(request) + page >= tree.free() * page - reserved:
                 tree.lock(node, -1)
-                self.full = bool(batch) or bool(self.decoding)
+                self.full = bool(self.decoding)
                 break
             ceiled = -(-new // page) * page
             if chunk is None and batch and ceiled >= inputs:
@@ -339,7 +351,7 @@ class SglangOracle:
                 request.cached = computed
             batch.append((request, new, computed))
             if tree.free() * page - reserved <= 0 or tree.free() * page - immediate <= 0:
-                self.full = True
+                self.full = bool(self.decoding)
                 break
         if batch:
             if page > 1:
@@ -386,6 +398,7 @@ class SglangOracle:
             gone.append(request)
             if self.tree.reclaim(self.needed(order)):
                 break
+        self.decoding = order
         done = sum(r.tokens - r.prompt for r in order)
         asked = sum(r.max_new for r in order)
         self.ratio = min((done + p.retract_steps * len(order)) / (asked + 1), 1.0)
@@ -395,7 +408,7 @@ class SglangOracle:
 
     def checkpoint(self, request: Request) -> None:
         pages = request.computed // self.p.page_size
-        if not self.tree.caching or pages <= request.owned:
+        if not self.tree.caching or pages == 0:
             return
         node, known = self.tree.insert(request.hashes[:pages])
         self.tree.available += max(known - request.owned, 0)
