@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from agentsched import InputError
 from harness.sim.content import ContentIndex
+from harness.spec import load_spec
 from harness.validation import engine, engine_cells
 from harness.validation.engine_fit import (
     TERMS,
@@ -333,6 +334,13 @@ def test_the_trace_shares_beginnings_and_grows() -> None:
         t.prompt_tokens + t.output_tokens for s in engine_cells.small_trace() for t in s.turns
     )
     assert longest < engine_cells.MODEL_LEN
+
+
+def test_the_specification_sets_only_its_own_schedulers(tmp_path: Path) -> None:
+    for arms, found in ((("round-robin",), {}), (engine_cells.SCHEDULERS, engine_cells.SETTINGS)):
+        spec = load_spec(engine_cells.write_spec(tmp_path, None, schedulers=arms))
+        assert spec.schedulers == arms
+        assert spec.scheduler_settings == found
 
 
 def test_without_an_engine_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
