@@ -5,6 +5,7 @@ Nodes of a topology are taken to be this machine, their GPUs numbered on from no
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ INTERNAL_PORTS = 32
 _INTERNAL_OFFSET = 1000
 _BOOTSTRAP, _SIDE_CHANNEL, _INTERNAL, _ENGINE_INFO, _EVENTS, _REPLAY = 0, 1, 10, 11, 12, 13
 _MAX_PORT = 65_535
+_FREE_FROM, _EPHEMERAL = 20_000, 32_768
+"""Ports are looked for from the first up to where Linux takes those of clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +192,17 @@ def _ports(cluster: Cluster, settings: EngineSettings) -> list[tuple[int, int]]:
 
 
 def _free_ports(count: int) -> list[tuple[int, int]]:
-    """Free now: another program may still be quicker."""
-    found = []
-    start = 20_000
-    for _ in range(count):
-        while not all(is_free(port) for port in range(start, start + INTERNAL_PORTS)):
-            start += INTERNAL_PORTS
-            if start + INTERNAL_PORTS > _MAX_PORT:
-                raise UsageError("no free ports were found", "name base_port")
-        found.append((start + INTERNAL_PORTS - 1, start))
-        start += INTERNAL_PORTS
+    """Free now: another program may still be quicker, so two of ours begin at different places."""
+    blocks = (_EPHEMERAL - _FREE_FROM) // INTERNAL_PORTS
+    found: list[tuple[int, int]] = []
+    for block in range(blocks):
+        start = _FREE_FROM + INTERNAL_PORTS * ((os.getpid() + block) % blocks)
+        if len(found) == count:
+            break
+        if all(is_free(port) for port in range(start, start + INTERNAL_PORTS)):
+            found.append((start + INTERNAL_PORTS - 1, start))
+    if len(found) < count:
+        raise UsageError(f"only {len(found)} of {count} replicas find free ports", "name base_port")
     return found
 
 
