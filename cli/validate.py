@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Against(StrEnum):
     GPU = "gpu"
     VLLM = "vllm"
+    SGLANG = "sglang"
     DYNAMO = "dynamo"
     PUBLISHED = "published"
     ENGINE = "engine"
@@ -30,8 +31,8 @@ def validate(
     against: Annotated[
         Against,
         typer.Argument(
-            help="Recorded GPU runs, vLLM's scheduler, Dynamo's replay, published runs, a real "
-            "engine on this machine (ten minutes)."
+            help="Recorded GPU runs, vLLM's and SGLang's schedulers, Dynamo's replay, published "
+            "runs, a real engine on this machine (ten minutes)."
         ),
     ] = Against.ALL,
     write: Annotated[
@@ -55,11 +56,13 @@ def validate(
     from harness.validation.findings import markdown
     from harness.validation.gpu import gpu_finding
     from harness.validation.published import published_finding
+    from harness.validation.sglang import sglang_finding
     from harness.validation.vllm import vllm_finding
 
     makers: dict[Against, Callable[[], Finding]] = {
         Against.GPU: gpu_finding,
         Against.VLLM: vllm_finding,
+        Against.SGLANG: sglang_finding,
         Against.DYNAMO: validate_dynamo,
         Against.PUBLISHED: published_finding,
         Against.ENGINE: lambda: engine_finding(recording, _tell),

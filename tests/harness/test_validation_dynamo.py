@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from harness.validation.dynamo_replay import LinearTiming, find_python
 from harness.validation.findings import Bound, Finding, Table, markdown
 from harness.validation.multi_turn import Shape, arriving, generate, write_mooncake
 from harness.validation.ours import LinearSteps, play
+from harness.validation.sglang import sglang_finding
 from harness.validation.vllm import vllm_finding
 from workloads.catalog import load_workload
 from workloads.model import Segment, Session, ToolCall, TurnSpec
@@ -127,10 +128,26 @@ def test_a_python_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -
         find_python()
 
 
-def test_without_the_tests_vllm_is_skipped(tmp_path: Path) -> None:
-    skipped = vllm_finding(tmp_path).skipped
+@pytest.mark.parametrize("finding", [vllm_finding, sglang_finding])
+def test_without_the_tests_an_engines_scheduler_is_skipped(
+    finding: Callable[[Path], Finding], tmp_path: Path
+) -> None:
+    skipped = finding(tmp_path).skipped
     assert skipped is not None
     assert "checkout" in skipped
+
+
+def test_without_its_package_sglang_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    bare.chmod(0o755)
+    monkeypatch.setenv("AGENTSCHED_SGLANG_PYTHON", str(bare))
+    skipped = sglang_finding().skipped
+    assert skipped is not None
+    assert "not installed" in skipped
+    assert "AGENTSCHED_SGLANG_PYTHON" in skipped
 
 
 def test_the_page_says_what_was_missed() -> None:
