@@ -129,7 +129,8 @@ def study(every: int, sizes: Sequence[int]) -> list[Row]:
         together = side_by_side([frozen[i] for i in chosen], rng)
         some = min(LIMIT, len(together.candidates))
         drawn = replace(together, candidates=tuple(rng.sample(together.candidates, some)))
-        rows += [compare([one], None, 4, None) for one in (drawn, together)]
+        both = (drawn, together) if some < len(together.candidates) else (together,)
+        rows += [compare([one], None, 4, None) for one in both]
     return rows
 
 
@@ -167,6 +168,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes[0, 0].set(xscale="log", xlabel="replicas", title="value (% of what is proven possible)")
     axes[0, 1].set(xscale="log", yscale="log", xlabel="replicas", title="CPU time of a plan (ms)")
     axes[0, 1].axhline(BUDGET_MS, color="0.5", ls="--", lw=1)
+    axes[0, 0].set_ylim(0, 105)
     for axis in axes[0]:
         axis.legend(fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)
