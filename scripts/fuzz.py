@@ -73,13 +73,16 @@ def with_atheris(name: str, seconds: float, keep: Path, seed: int = 0) -> Path |
     """The same by atheris, which ends its process: it runs in one of its own."""
     command = [sys.executable, "-m", "scripts.fuzz", name, "--seconds", f"{seconds:g}"]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*command, "--seed", str(seed), "--inside", folder],
-            capture_output=True,
-            text=True,
-            timeout=seconds + 2 * START_S,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*command, "--seed", str(seed), "--inside", folder],
+                capture_output=True,
+                text=True,
+                timeout=seconds + 2 * START_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"{name}: atheris did not end; is the machine too busy?") from None
         found = sorted(Path(folder).glob("found-*"))
         if found:
             print(done.stderr[-3000:], file=sys.stderr)
