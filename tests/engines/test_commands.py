@@ -174,8 +174,10 @@ def test_reset_is_open_to_this_machine_only() -> None:
 def test_events_are_heard_on_this_machine_only() -> None:
     for engine in ("vllm", "sglang"):
         (line,) = commands_of(engine, "1x1xh100")
-        endpoint = json.loads(value(line, "--kv-events-config"))["endpoint"]
-        assert endpoint.startswith(("ipc://", "tcp://127.0.0.1:"))
+        told = json.loads(value(line, "--kv-events-config"))
+        for endpoint in (told["endpoint"], told["replay_endpoint"]):
+            assert endpoint.startswith(("ipc://", "tcp://127.0.0.1:"))
+        assert told["endpoint"] != told["replay_endpoint"]
     silent = EngineSettings(kv_events=False)
     assert "--kv-events-config" not in commands_of("vllm", "1x1xh100", silent)[0].argv
 
@@ -193,6 +195,10 @@ def test_cores_are_shared_by_the_replicas_of_a_cpu() -> None:
     lines = commands_of("vllm-cpu", "cpu-tiny")
     assert [line.env["OMP_NUM_THREADS"] for line in lines] == ["4", "4"]  # 8 cores, 2 replicas
     assert environment_of("vllm-cpu").python == Path("/opt/engines/vllm-cpu/bin/python")
+    spins = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    assert not any(spins in line.env for line in lines)
+    alone = commands_of("vllm-cpu", "cpu-tiny", EngineSettings(cpu_threads=1))
+    assert [line.env[spins] for line in alone] == ["0", "0"]
 
 
 @pytest.mark.parametrize(

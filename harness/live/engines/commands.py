@@ -218,10 +218,15 @@ def _vllm_env(place: Place, kind: EngineKind, settings: EngineSettings) -> dict[
 
 def _cpu_env(place: Place, settings: EngineSettings, replicas: int, cores: int) -> dict[str, str]:
     threads = settings.cpu_threads or max(cores // replicas, 1)
-    return {
+    env = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads of two replicas would share cores
         "OMP_NUM_THREADS": str(threads),
     }
+    if threads == 1:
+        # Without threads to set up the engine needs no worker process, which would spin for a
+        # second after each step and keep a core busy for nothing (vllm/platforms/cpu.py).
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return env
 
 
 def _sglang(place: Place, model: Model, settings: EngineSettings) -> list[str]:

@@ -16,7 +16,7 @@ from harness.live.engines.diagnosis import start_error
 from harness.live.engines.forgetting import forget_and_prove
 from harness.live.engines.gpu_machine import local_gpus
 from harness.live.engines.kinds import EngineKind, Environment, find_engine, usable_environment
-from harness.live.engines.layout import Place, is_free, lay_out
+from harness.live.engines.layout import LocalGpu, Place, PortHolds, is_free, lay_out
 from harness.live.engines.local_model import with_local_model
 from harness.live.engines.power_caps import PowerCaps, restore_those_left
 from harness.live.engines.probe import EngineProbe, probe_text
@@ -77,8 +77,9 @@ class EngineFleet:
         machine = local_gpus() if self.kind.gpu else None
         # Sockets need short paths, and nobody else may read what they carry.
         self._runtime = Scratch()
+        self._ports = PortHolds()
         try:
-            self.places = lay_out(cluster, self.kind, self._settings, self._runtime.path, machine)
+            self.places = self._lay_out(machine)
         except UsageError:
             self.close_runtime()
             raise
@@ -103,7 +104,11 @@ class EngineFleet:
             AgentschedError: one did not come up; with the end of its log and a remedy.
         """
         self._swept = sweep()
-        self._refuse_taken_ports()
+        try:
+            self._refuse_taken_ports()
+        except AgentschedError:
+            self._ports.let_go()
+            raise
         settings = with_local_model(
             self._cluster.model, self._settings, self._environment, self._folder
         )
@@ -155,6 +160,7 @@ class EngineFleet:
             for replica in self._replicas:
                 replica.process.stop()
         finally:
+            self._ports.let_go()
             self.close_runtime()
             self._caps.restore()
 
@@ -166,6 +172,14 @@ class EngineFleet:
         return self._folder / f"{replica}.log"
 
     # Starting
+
+    def _lay_out(self, machine: Sequence[LocalGpu] | None) -> list[Place]:
+        """Ports that were looked for are held at once; those that were given, at the start."""
+        while True:
+            places = lay_out(self._cluster, self.kind, self._settings, self._runtime.path, machine)
+            looked_for = self._settings.base_port == 0
+            if not looked_for or self._ports.take([place.port for place in places]) is None:
+                return places
 
     def _command(self, place: Place, settings: EngineSettings) -> EngineCommand:
         return command(
@@ -230,17 +244,18 @@ class EngineFleet:
 
     def _refuse_taken_ports(self) -> None:
         settings = self._settings
+        if not self._ports:
+            held = self._ports.take([place.port for place in self.places])
+            for place in self.places:
+                if place.port == held:
+                    raise _taken(place, held, "wait for the other run that has it")
         for place in self.places:
             inner = [place.internal_port, place.side_channel_port, place.bootstrap_port]
             used = [place.port, *(inner if place.role != "mixed" else [])]
             for port in used:
                 host = settings.host if port == place.port else "127.0.0.1"
                 if not is_free(port, "127.0.0.1" if host == "localhost" else host):
-                    raise AgentschedError(
-                        f"port {port}, for replica {place.name}, is taken",
-                        "stop what listens there (ss -ltnp), or set "
-                        "launch.base_port to another, or 0 for free ones",
-                    )
+                    raise _taken(place, port, "stop what listens there (ss -ltnp)")
 
     def _power_caps(self) -> dict[int, float]:
         return {
@@ -316,6 +331,13 @@ class EngineFleet:
             "numa": replica.place.numa,
             "restarts": replica.restarts,
         }
+
+
+def _taken(place: Place, port: int, first: str) -> AgentschedError:
+    return AgentschedError(
+        f"port {port}, for replica {place.name}, is taken",
+        f"{first}, or set launch.base_port to another, or 0 for free ones",
+    )
 
 
 def engine_fleet(

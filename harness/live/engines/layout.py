@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,11 +200,66 @@ def _free_ports(count: int) -> list[tuple[int, int]]:
         start = _FREE_FROM + INTERNAL_PORTS * ((os.getpid() + block) % blocks)
         if len(found) == count:
             break
-        if all(is_free(port) for port in range(start, start + INTERNAL_PORTS)):
+        if _all_free(range(start, start + INTERNAL_PORTS)):
             found.append((start + INTERNAL_PORTS - 1, start))
     if len(found) < count:
         raise UsageError(f"only {len(found)} of {count} replicas find free ports", "name base_port")
     return found
+
+
+def _all_free(ports: range) -> bool:
+    hold = hold_port(ports[-1])
+    if hold is None:
+        return False
+    hold.close()
+    return all(is_free(port) for port in ports)
+
+
+def hold_port(port: int) -> socket.socket | None:
+    """Keep other runs on this machine from the port of a replica until the result is closed.
+
+    None: another run has it. While a replica starts or is started anew nothing listens on its port,
+    and vLLM shares a port with whoever listens on it already (SO_REUSEPORT): two runs would answer
+    each other's turns. What is bound is a name in Linux's abstract namespace, which goes with the
+    process.
+    """
+    hold = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        hold.bind(f"\0agentsched-port-{port}")
+    except OSError:
+        hold.close()
+        return None
+    return hold
+
+
+class PortHolds:
+    """Ports of replicas that are kept from other runs until `let_go`, or while this exists."""
+
+    def __init__(self) -> None:
+        self._holds: list[socket.socket] = []
+        weakref.finalize(self, _close, self._holds)
+
+    def take(self, ports: Sequence[int]) -> int | None:
+        """Hold all of them; or none, and the first that another run has is returned."""
+        self.let_go()
+        for port in ports:
+            hold = hold_port(port)
+            if hold is None:
+                self.let_go()
+                return port
+            self._holds.append(hold)
+        return None
+
+    def let_go(self) -> None:
+        _close(self._holds)
+
+    def __bool__(self) -> bool:
+        return bool(self._holds)
+
+
+def _close(holds: list[socket.socket]) -> None:
+    while holds:
+        holds.pop().close()
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
