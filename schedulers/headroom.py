@@ -1,20 +1,21 @@
 """Headroom: a session runs to its end on one replica, and everything is weighed in seconds.
 
-    rank     young sessions (less than a quarter of a usual session's turns done) in order of
-             arrival, then the others, most turns done first; an aged turn goes before all of them
-    fits     a turn runs on a replica if its own context, those of sessions of higher rank there,
-             those of all running turns and what is kept free for an aged turn fit into the KV
-    acting   sessions in a tool call count in full, or by the probability that they are back before
-             giving their room away pays (`use_readiness`): within the usual wait for room, plus the
-             seconds of computing their KV again x (1 + turns that it would stall)
-    turn     home if it fits and no other replica is cheaper; what does not fit moves, if computing
-             the KV again elsewhere costs fewer seconds than the wait for room, or waits
+    room     text that sessions share counts once; capacity is what the engine's gauge shows
+    rank     fewest turns done first: contexts grow, so they take the least room for a turn; an aged
+             turn goes before all of them
+    acting   a session keeps its room while it is as likely as not to be back within the time that
+             computing the replica's whole KV takes
+    turn     home if it fits beside what runs and sessions of higher rank, and no other replica is
+             cheaper; what does not fit moves, if computing its KV again costs fewer seconds than
+             the wait for room (or stays, if it pushes out less than that), or waits
+    queue    by rank, beside everyone who has a place; whoever does not fit waits for one replica,
+             whose room nobody of lower rank takes; a session whose KV has been evicted since goes
+             anywhere
     cost     (queued + uncached) / rate + uncached / rate x turns stalled + output x slope x turns
-    queue    strictly by rank: nobody of lower rank is let in while a higher one waits for room
 
 Nobody is paused in the background: a session loses its place only when a turn of it arrives and
-does not fit. Rates, slope, outputs, tool times and what a shared store saves are all learned from
-the turns themselves.
+does not fit. If everything fits, nothing is held. Rates, slope, outputs, tool times, capacity and
+what a shared store saves are all learned from the turns and the engine's gauges.
 
 Starvation is bounded by the order: once a turn is aged, its room is kept free on one replica, so it
 waits at most for the turns running there and for aged ones before it.
@@ -22,198 +23,33 @@ waits at most for the turns running there and for aged ones before it.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
 
 from schedulers import events as ev
 from schedulers.base import AdmissionScheduler, SchedulerInfo
 from schedulers.commands import Command, Hold, Pause, Route, WakeAt
-from schedulers.pools import by_id, prefillers, serving
+from schedulers.headroom_config import HeadroomConfig
+from schedulers.headroom_costs import Costs, Sent
+from schedulers.headroom_room import Kept, Room, Union
+from schedulers.headroom_tools import ToolCalls
+from schedulers.pools import by_id, serving
 from schedulers.types import NS, Turn
 from schedulers.views import ClusterView, ReplicaView, SessionView
 
 Rank = tuple[int, int, int, str]
-_AGED, _YOUNG, _OLD = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class HeadroomConfig:
-    """All defaults are our choice, found on seeds 100 and up of the workloads that ship."""
-
-    young_turns: int = 10
-    "At most so many turns does every session get early, so that short ones are soon done; 0: none."
-    young_share: float = 0.25
-    "And at most this share of the mean turns of the sessions that have ended."
-    fill: float = 1.0
-    "Share of KV up to which a session without KV anywhere is let in."
-    move_fill: float = 0.95
-    "The same where a session moves to a replica that does not have its KV."
-    margin_tokens: int = 256
-    "Kept for the output of each turn."
-    aging_s: float = 1200.0
-    "A turn that waited this long goes before all others, and room is kept for it."
-    use_readiness: bool = False
-    """Acting sessions count by their probability to be back in time; False: in full. Off, since it
-    lost on the design seeds: a forecast that is right on average still lets in too many at once."""
-    use_costs: bool = True
-    "Moves are weighed in seconds; False: a turn that does not fit at home moves where it fits."
-    rebalance: bool = True
-    "A turn that fits at home may still move where it is cheaper."
-    rebalance_gain: float = 1.0
-    "Seconds that such a move must save."
-    rank_by_turns: bool = True
-    "Old sessions by turns done; False: by arrival."
-    rate_tokens_per_s: float = 8000.0
-    "Prefill rate of a replica before any was measured."
-    tool_history: int = 256
-    "Durations kept for each tool."
-
-    def __post_init__(self) -> None:
-        if not (0 < self.fill <= 1.5 and 0 < self.move_fill <= 1.5):
-            raise ValueError("fill and move_fill must be above 0 and at most 1.5")
-        if min(self.young_turns, self.young_share, self.margin_tokens) < 0 or self.aging_s <= 0:
-            raise ValueError(
-                "young_turns, young_share and margin_tokens must not be negative, aging_s positive"
-            )
-        if self.rate_tokens_per_s <= 0 or self.tool_history < 1:
-            raise ValueError("rate_tokens_per_s and tool_history must be positive")
-
-
-class ToolTimes:
-    """How long each tool took, and with what probability one that still runs ends soon."""
-
-    def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._order: dict[str, deque[int]] = {}
-        self._sorted: dict[str, list[int]] = {}
-        self.forecasts = 0
-        self.error = 0.0
-        """Sum of squared errors of the forecasts that were kept (Brier)."""
-
-    def add(self, tool: str, duration: int) -> None:
-        order = self._order.setdefault(tool, deque())
-        ordered = self._sorted.setdefault(tool, [])
-        order.append(duration)
-        insort(ordered, duration)
-        if len(order) > self._kept:
-            ordered.pop(bisect_right(ordered, order.popleft()) - 1)
-
-    def back_within(self, tool: str, elapsed: int, ahead: int) -> float:
-        """P(T <= elapsed + ahead | T > elapsed), with one success and one failure added."""
-        ordered = self._sorted.get(tool, ())
-        gone = bisect_right(ordered, elapsed)
-        soon = bisect_right(ordered, elapsed + ahead) - gone
-        return (soon + 1) / (len(ordered) - gone + 2)
-
-    def judge(self, probability: float, came: bool) -> None:
-        self.forecasts += 1
-        self.error += (probability - came) ** 2
-
-
-class Line:
-    """Least squares of y on x, fading with a window of `keep` samples."""
-
-    def __init__(self, keep: int = 512) -> None:
-        self._fade = 1 - 1 / keep
-        self.n = self.x = self.y = self.xx = self.xy = 0.0
-
-    def add(self, x: float, y: float) -> None:
-        for name, value in (("n", 1.0), ("x", x), ("y", y), ("xx", x * x), ("xy", x * y)):
-            setattr(self, name, getattr(self, name) * self._fade + value)
-
-    @property
-    def slope(self) -> float:
-        """Never negative; 0 until x has varied."""
-        spread = self.n * self.xx - self.x * self.x
-        if self.n < 8 or spread <= 1e-9 * max(1.0, self.xx):
-            return 0.0
-        return max(0.0, (self.n * self.xy - self.x * self.y) / spread)
-
-
-@dataclass(slots=True)
-class Sent:
-    """A dispatch on its way."""
-
-    at: int
-    prefiller: str
-    uncached: int
-    ahead: int
-    """Prefill tokens queued before it."""
-    alongside: int
-    """Turns in flight at the decoder then."""
-    first_token: int | None = None
-
-
-class Costs:
-    """What turns cost, in seconds, as far as turns have shown it."""
-
-    def __init__(self, config: HeadroomConfig) -> None:
-        self._default = config.rate_tokens_per_s
-        self._rates: dict[str, float] = {}
-        self._decode: dict[str, Line] = {}
-        self.output = 200.0
-        """Mean output tokens of a turn; the first value is a guess that soon fades."""
-        self.store_share = 0.0
-        """Share of what a moved turn lacked that it found cached all the same: a shared store."""
-        self._sent: dict[str, Sent] = {}
-
-    def rate(self, replica: str) -> float:
-        """Prefill tokens a second."""
-        return self._rates.get(replica, self._default)
-
-    def prefill_s(self, tokens: float, replica: str) -> float:
-        return tokens / self.rate(replica)
-
-    def turn_s(self, uncached: float, replica: ReplicaView, own: bool) -> float:
-        """Seconds of a turn on a replica, and of the turns that it makes wait there.
-
-        Args:
-            own: one of the turns in flight there is the turn itself.
-        """
-        others = replica.in_flight - own
-        prefill = self.prefill_s(uncached, replica.id)
-        queued = self.prefill_s(replica.queued_prefill_tokens, replica.id)
-        line = self._decode.get(replica.id)
-        slope = line.slope if line is not None else 0.0
-        return queued + prefill * (1 + others) + self.output * slope * others
-
-    def sent(self, turn: str, sent: Sent) -> None:
-        self._sent[turn] = sent
-
-    def first_token(self, turn: str, now: int) -> None:
-        sent = self._sent.get(turn)
-        if sent is None or sent.first_token is not None:
-            return
-        sent.first_token = now
-        seconds, tokens = (now - sent.at) / NS, sent.uncached + sent.ahead
-        if tokens >= 1024 and seconds > 0:
-            before = self._rates.get(sent.prefiller, tokens / seconds)
-            self._rates[sent.prefiller] = 0.9 * before + 0.1 * tokens / seconds
-
-    def finished(self, event: ev.TurnFinished, moved_without: int | None) -> None:
-        sent = self._sent.pop(event.turn_id, None)
-        output = event.usage.output
-        self.output += 0.02 * (output - self.output)
-        if sent is not None and sent.first_token is not None and output > 1:
-            line = self._decode.setdefault(event.replica, Line())
-            line.add(sent.alongside, (event.now - sent.first_token) / NS / (output - 1))
-        if moved_without and event.usage.cached is not None:
-            known = event.usage.prompt - moved_without
-            share = min(1.0, max(0.0, (event.usage.cached - known) / moved_without))
-            self.store_share += 0.1 * (share - self.store_share)
-
-    def dropped(self, turn: str) -> None:
-        self._sent.pop(turn, None)
+_RUNNING, _AGED, _OTHER = -1, 0, 1
+_PATIENCE = 4
+"""Turns without room, a replica, after which the rest of the queue is not looked at."""
+_MAKES_ROOM = (ev.Timer, ev.TurnFailed, ev.ClientGone, ev.ReplicaLost, ev.ReplicaRecovered)
+"""A turn's end makes none: its session keeps its place."""
 
 
 class Headroom(AdmissionScheduler):
     name = "headroom"
     info = SchedulerInfo(
         family="admission",
-        observes="context tokens, turns done, cached prefix, first tokens, tool times, capacity",
+        observes="contexts, shared text, turns done, first tokens, tool times, capacity, KV gauge",
         holds=True,
         fidelity="inferred",
         reference="our own; docs/headroom.md",
@@ -223,56 +59,60 @@ class Headroom(AdmissionScheduler):
 
     def __init__(self, config: HeadroomConfig | None = None, rng: Random | None = None) -> None:
         super().__init__(config, rng)
-        self.costs = Costs(self.config)
-        self.tools = ToolTimes(self.config.tool_history)
+        self.costs = Costs(self.config.rate_tokens_per_s)
+        self.tools = ToolCalls(self.config.tool_history)
+        self.room = Room(self.config.measure_capacity, self.config.share_text)
         self._lacked: dict[str, int] = {}
         """Turn that moved -> prompt tokens that its new replica was not known to have."""
-        self._tool_start: dict[str, tuple[str, int, float, int]] = {}
-        """Session -> (tool, start, forecast, its deadline)."""
-        self._kept_for: tuple[str, str, int] | None = None
-        """(aged session, replica, tokens kept free for it there)."""
-        self._usual_wait_s = 0.0
-        """Recent mean of how long turns of sessions without a place waited."""
-        self._ended = self._ended_turns = 0
-        self._freed: deque[tuple[int, str, int]] = deque()
+        self._context: dict[str, int] = {}
+        """Session -> tokens of context when its last turn ended."""
+        self._kept_for: dict[str, Kept] = {}
+        """Replica -> whom of the queue its room is kept for."""
+        self._everyone: dict[str, Union] = {}
+        """Replica -> what all that keep a place there take; of this event only."""
         self._next_tick: int | None = None
         self._counts = dict.fromkeys(("held", "moved", "rebalanced", "aged"), 0)
 
     def counters(self) -> dict[str, float]:
         found = {name: float(count) for name, count in self._counts.items()}
-        if self.tools.forecasts:
-            found["forecasts"] = float(self.tools.forecasts)
-            found["forecast_brier"] = self.tools.error / self.tools.forecasts
-        return found
+        return found | self.tools.counters()
 
     def on_event(self, event: ev.Event, cluster: ClusterView) -> Iterator[Command]:
         now = event.now
+        self._everyone.clear()
         match event:
             case ev.TurnArrived(_, turn):
-                self._tool_ended(turn.session, now)
+                self.tools.ended(turn.session, now)
+                self.room.prompted(turn)
                 yield from self._arrived(turn, now, cluster)
             case ev.DispatchFailed(_, turn):
                 self.costs.dropped(turn.id)
                 yield from self._arrived(turn, now, cluster)
             case ev.FirstToken(_, _, turn_id):
                 self.costs.first_token(turn_id, now)
-            case ev.TurnFinished(_, _, turn_id):
-                self.costs.finished(event, self._lacked.pop(turn_id, None))
+            case ev.TurnFinished():
+                self._finished(event, now)
             case ev.TurnFailed(_, _, turn_id) | ev.ClientGone(_, _, turn_id):
                 self.costs.dropped(turn_id)
                 self._lacked.pop(turn_id, None)
             case ev.ToolStarted(_, session, tools):
-                self._tool_started(session, "+".join(sorted(t.name for t in tools)), now, cluster)
+                home = cluster.sessions[session].home
+                sweep = self._sweep(cluster.replica(home)) if home is not None else 0
+                self.tools.started(session, tools, now, sweep)
+            case ev.ReplicaLost(_, lost):
+                self.room.lost(lost)
+            case ev.ReplicaSampled():
+                self.room.sampled(event, cluster)
             case ev.SessionClosed(_, name):
                 self._closed(name, now, cluster)
                 yield WakeAt(now)  # the view still shows the session: look right after this event
                 return
+        if self._next_tick is not None and now >= self._next_tick:
+            self._next_tick = None
         if self._next_tick is None and cluster.waiting:
             self._next_tick = now + NS
             yield WakeAt(self._next_tick)
-        elif self._next_tick is not None and now >= self._next_tick:
-            self._next_tick = None
-        if not isinstance(event, (ev.FirstToken, ev.ReplicaSampled, ev.TurnArrived)):
+        if isinstance(event, _MAKES_ROOM) or any(kept.aged for kept in self._kept_for.values()):
             yield from self._let_in(now, cluster)
 
     # Rank and room.
@@ -281,66 +121,78 @@ class Headroom(AdmissionScheduler):
         since = session.waiting_since
         if since is not None and now - since >= self.config.aging_s * NS:
             return _AGED, since, 0, session.id
-        if session.turns_finished < self._young_turns():
-            return _YOUNG, 0, session.arrived_at, session.id
         turns = session.turns_finished if self.config.rank_by_turns else 0
-        return _OLD, -turns, session.arrived_at, session.id
+        return _OTHER, turns, session.arrived_at, session.id
 
-    def _young_turns(self) -> float:
-        if not self._ended:
-            return self.config.young_turns
-        usual = self.config.young_share * self._ended_turns / self._ended
-        return min(self.config.young_turns, usual)
-
-    def _used(
+    def _with(
         self, replica: ReplicaView, me: SessionView, now: int, cluster: ClusterView, everyone: bool
     ) -> float:
-        """Tokens on the replica that a session must leave alone: those that run, and those of
-        higher rank (or of everyone); acting ones by their probability to be back in time."""
-        rank, used = self._rank(me, now), 0.0
+        """Tokens on the replica with this session beside those it must leave alone: those that
+        run, those of higher rank (or everyone), and whom of the queue room is kept for. 0 if there
+        is nobody else: then whatever it needs must do."""
+        need = cluster.tokens(me.id) + self.costs.output
+        if everyone and me.home != replica.id:
+            base = self._everyone.get(replica.id)
+            if base is None:
+                base = self._everyone[replica.id] = self._beside(replica, me, now, cluster, None)
+        else:
+            rank = None if everyone else self._rank(me, now)
+            base = self._beside(replica, me, now, cluster, rank)
+        waiting, kept = self._kept_for.get(replica.id), 0.0
+        if waiting is not None and waiting.session != me.id and (everyone or waiting.aged):
+            kept = waiting.tokens
+        if not base.total + kept:
+            return 0.0
+        return base.total + base.adds(me.id, need) + kept
+
+    def _beside(
+        self,
+        replica: ReplicaView,
+        me: SessionView,
+        now: int,
+        cluster: ClusterView,
+        rank: Rank | None,
+    ) -> Union:
+        """The others' KV there: of those that run, and of those of higher rank."""
+        found = self.room.union()
         for name in replica.sessions:
             session = cluster.sessions[name]
             if name == me.id:
                 continue
             if session.in_flight or session.waiting:
-                used += cluster.tokens(name) + self.config.margin_tokens
-            elif everyone or self._rank(session, now) < rank:
-                used += session.tokens * self._weight(session, replica, now)
-        kept = self._kept_for
-        if kept is not None and kept[1] == replica.id and kept[0] != me.id:
-            used += kept[2]
-        return used
+                tokens = cluster.tokens(name)
+                found.add(name, max(tokens, session.tokens + self.costs.output))
+            elif (rank is None or self._rank(session, now) < rank) and self._keeps(
+                session, replica, now
+            ):
+                found.add(name, session.tokens)
+        return found
 
-    def _worth_s(self, tokens: int, replica: ReplicaView) -> float:
-        """Seconds that KV on a replica saves: its prefill, and what that would stall."""
-        return self.costs.prefill_s(tokens, replica.id) * (1 + replica.in_flight)
+    def _sweep(self, replica: ReplicaView) -> int:
+        """Nanoseconds that computing the replica's whole KV takes. KV of one session saves its
+        prefill, tokens / rate of the whole replica, and costs tokens / capacity of its room while
+        a tool runs: it is worth its room for capacity / rate."""
+        if replica.capacity_tokens is None:
+            return 0
+        return round(self.room.capacity(replica) / self.costs.rate(replica.id) * NS)
 
-    def _horizon(self, tokens: int, replica: ReplicaView) -> int:
-        """Nanoseconds within which a session must be back for its room to be worth keeping."""
-        return round((self._usual_wait_s + self._worth_s(tokens, replica)) * NS)
-
-    def _weight(self, session: SessionView, replica: ReplicaView, now: int) -> float:
-        started = self._tool_start.get(session.id)
-        if not self.config.use_readiness or started is None:
-            return 1.0
-        tool, at, _, _ = started
-        ahead = self._horizon(session.tokens, replica)
-        return self.tools.back_within(tool, now - at, ahead)
+    def _keeps(self, session: SessionView, replica: ReplicaView, now: int) -> bool:
+        return not self.config.long_tools or self.tools.keeps(session.id, now, self._sweep(replica))
 
     def _fits(
         self,
         me: SessionView,
         replica: ReplicaView,
-        fill: float,
         now: int,
         cluster: ClusterView,
+        *,
+        fill: float = 1.0,
         everyone: bool = False,
     ) -> bool:
         if replica.capacity_tokens is None:
             return True
-        used = self._used(replica, me, now, cluster, everyone)
-        need = cluster.tokens(me.id) + self.config.margin_tokens
-        return used + need <= fill * replica.capacity_tokens or used == 0
+        total = self._with(replica, me, now, cluster, everyone)
+        return total <= fill * self.room.capacity(replica)
 
     # Turns.
 
@@ -351,23 +203,28 @@ class Headroom(AdmissionScheduler):
             yield Hold(turn.id, why="no place yet")
             yield from self._let_in(now, cluster)
             return
-        if self._fits(session, home, 1.0, now, cluster):
+        if self._fits(session, home, now, cluster):
             target = self._cheaper(session, turn, home, now, cluster) or home
             yield self._route(session, turn, target, now, cluster, "has a place")
             return
-        target_ = self._elsewhere(session, turn, home, now, cluster)
-        if target_ is not None:
-            yield self._route(session, turn, target_, now, cluster, "no room at home, cheaper")
+        elsewhere = self._elsewhere(session, turn, home, now, cluster)
+        if elsewhere is not None:
+            why = "no room at home, cheaper"
+            if self._pushes(session, turn, home, elsewhere, now, cluster):
+                elsewhere, why = home, "pushes out less than moving computes"
+            yield self._route(session, turn, elsewhere, now, cluster, why)
             return
+        self._counts["held"] += 1
         yield Hold(turn.id, why="no room beside sessions of higher rank")
         if not session.in_flight:
             yield Pause(session.id, why="waits for room")
 
     def _uncached(self, turn: Turn, replica: ReplicaView, cluster: ClusterView) -> float:
-        """Tokens to compute there; a shared store is believed to have what it had for others."""
+        """Tokens to compute there: what was never sent there, and all of the session's own if it
+        has been evicted since. A shared store is believed to have what it had for others."""
         lacks = turn.prompt.tokens - cluster.cached_tokens(turn.prompt, replica.id)
         if cluster.evidence(turn.session, replica.id) is not None:
-            return lacks
+            return lacks if self.room.alive(turn.session, replica) else turn.prompt.tokens
         return lacks * (1 - self.costs.store_share)
 
     def _turn_s(self, turn: Turn, replica: ReplicaView, cluster: ClusterView) -> float:
@@ -379,29 +236,33 @@ class Headroom(AdmissionScheduler):
         """Where the turn costs fewer seconds than at home by more than `rebalance_gain`."""
         if not self.config.rebalance or not self.config.use_costs:
             return None
-        limit = self._turn_s(turn, home, cluster) - self.config.rebalance_gain
+        # It keeps a place here, so its KV is believed to be here.
+        lacks = turn.prompt.tokens - cluster.cached_tokens(turn.prompt, home.id)
+        limit = self.costs.turn_s(lacks, home, own=False) - self.config.rebalance_gain
+        if limit <= 0:
+            return None
         best = None
         for replica in serving(cluster):
             if replica.id == home.id or replica.in_flight >= home.in_flight:
                 continue
             cost = self._turn_s(turn, replica, cluster)
-            if cost < limit and self._fits(
-                me, replica, self.config.move_fill, now, cluster, everyone=True
-            ):
+            if cost < limit and self._may_move(me, replica, now, cluster):
                 best, limit = replica, cost
         if best is not None:
             self._counts["rebalanced"] += 1
         return best
+
+    def _may_move(
+        self, me: SessionView, replica: ReplicaView, now: int, cluster: ClusterView
+    ) -> bool:
+        return self._fits(me, replica, now, cluster, fill=self.config.move_fill, everyone=True)
 
     def _elsewhere(
         self, me: SessionView, turn: Turn, home: ReplicaView, now: int, cluster: ClusterView
     ) -> ReplicaView | None:
         """The cheapest other replica with room, if going there costs less than waiting here."""
         fitting = [
-            r
-            for r in serving(cluster)
-            if r.id != home.id
-            and self._fits(me, r, self.config.move_fill, now, cluster, everyone=True)
+            r for r in serving(cluster) if r.id != home.id and self._may_move(me, r, now, cluster)
         ]
         if not fitting:
             return None
@@ -413,19 +274,36 @@ class Headroom(AdmissionScheduler):
                 return None
         return fitting[best]
 
+    def _pushes(
+        self,
+        me: SessionView,
+        turn: Turn,
+        home: ReplicaView,
+        other: ReplicaView,
+        now: int,
+        cluster: ClusterView,
+    ) -> bool:
+        """Whether to run at home beside the turns that run there, though what it lacks will be
+        evicted from sessions between turns and computed again: fewer tokens than a move computes.
+        """
+        if not self.config.use_costs or not self.room.alive(me.id, home):
+            return False
+        need, capacity = cluster.tokens(me.id) + self.costs.output, self.room.capacity(home)
+        running = self._beside(home, me, now, cluster, (_RUNNING, 0, 0, ""))
+        if running.total + running.adds(me.id, need) > capacity:
+            return False
+        lacking = self._with(home, me, now, cluster, everyone=True) - capacity
+        return lacking < self._uncached(turn, other, cluster)
+
     def _wait_s(
         self, me: SessionView, replica: ReplicaView, now: int, cluster: ClusterView
     ) -> float:
-        """Until room comes free: what is lacking over the rate at which sessions that ended left
-        KV there in the last ten minutes."""
-        window = 600 * NS
-        while self._freed and self._freed[0][0] < now - window:
-            self._freed.popleft()
-        freed = sum(tokens for _, name, tokens in self._freed if name == replica.id)
-        used = self._used(replica, me, now, cluster, everyone=False)
-        lacking = used + cluster.tokens(me.id) - (replica.capacity_tokens or 0)
-        span = min(window, max(now, NS)) / NS
-        return float("inf") if not freed else max(0.0, lacking) * span / freed
+        """Until room comes free: what is lacking over the rate at which ended sessions gave KV
+        back there."""
+        freed = self.room.freed_per_s(replica.id, now)
+        lacking = self._with(replica, me, now, cluster, everyone=False)
+        lacking -= self.room.capacity(replica)
+        return float("inf") if not freed else max(0.0, lacking) / freed
 
     def _route(
         self,
@@ -436,117 +314,87 @@ class Headroom(AdmissionScheduler):
         cluster: ClusterView,
         why: str,
     ) -> Route:
-        prefiller = self._prefiller(turn, target, cluster)
-        self._note(session, turn, target, prefiller or target, now, cluster)
-        return Route(turn.id, target.id, prefiller.id if prefiller else None, why=why)
-
-    def _prefiller(
-        self, turn: Turn, decoder: ReplicaView, cluster: ClusterView
-    ) -> ReplicaView | None:
-        """A prefill replica, where that is cheaper than stalling the decoder."""
-        uncached = self._uncached(turn, decoder, cluster)
-        here = self._worth_s(round(uncached), decoder)
-        here += self.costs.prefill_s(decoder.queued_prefill_tokens, decoder.id)
-        best, least = None, here
-        for replica in prefillers(cluster):
-            lacks = turn.prompt.tokens - cluster.cached_tokens(turn.prompt, replica.id)
-            cost = self.costs.prefill_s(lacks + replica.queued_prefill_tokens, replica.id)
-            if cost < least:
-                best, least = replica, cost
-        return best
-
-    def _note(
-        self,
-        session: SessionView,
-        turn: Turn,
-        target: ReplicaView,
-        prefiller: ReplicaView,
-        now: int,
-        cluster: ClusterView,
-    ) -> None:
-        lacks = turn.prompt.tokens - cluster.cached_tokens(turn.prompt, prefiller.id)
+        uncached = self._uncached(turn, target, cluster)
+        leg = self.costs.prefiller(turn, uncached, target, cluster)
+        at = leg or target
+        lacks = turn.prompt.tokens - cluster.cached_tokens(turn.prompt, at.id)
         if session.last_replica not in (None, target.id):
             self._counts["moved"] += 1
             self._lacked[turn.id] = lacks
-        self.costs.sent(
-            turn.id,
-            Sent(now, prefiller.id, lacks, prefiller.queued_prefill_tokens, target.in_flight),
-        )
+        self.room.touched(session.id, target.id, turn.prompt.tokens)
+        self._everyone.clear()
+        sent = Sent(now, at.id, lacks, at.queued_prefill_tokens, target.in_flight)
+        self.costs.sent(turn.id, sent)
+        return Route(turn.id, target.id, leg.id if leg else None, why=why)
 
     # The queue.
 
     def _let_in(self, now: int, cluster: ClusterView) -> Iterator[Command]:
-        """Those without a place, strictly by rank, until one does not fit anywhere."""
+        """Those without a place by rank. Whom nothing fits waits for one replica, whose room nobody
+        of lower rank takes."""
+        self._kept_for = {}
+        self._everyone.clear()
         if not cluster.waiting:
-            self._kept_for = None
             return
         # One that has a home waits too, if the turn came while another of its turns was running.
         pool = [s for s in cluster.sessions.values() if s.waiting and not s.in_flight]
-        self._kept_for = None
+        replicas = len(serving(cluster))
+        patience = _PATIENCE * replicas
         for session in sorted(pool, key=lambda one: self._rank(one, now)):
             target = self._place(session, now, cluster)
             if target is None:
                 self._keep_room(session, now, cluster)
-                return
-            turns, since = list(session.waiting), session.waiting_since
-            if since is not None and session.turns_finished:
-                self._usual_wait_s += 0.1 * ((now - since) / NS - self._usual_wait_s)
-            for turn in turns[:-1]:
+                patience -= 1
+                if not patience or len(self._kept_for) == replicas:
+                    return
+                continue
+            for turn in list(session.waiting):
                 yield self._route(session, turn, target, now, cluster, "let in")
-            yield self._route(session, turns[-1], target, now, cluster, "let in")
 
     def _place(self, me: SessionView, now: int, cluster: ClusterView) -> ReplicaView | None:
-        """Where it was, if it fits there; else, for a session with KV nowhere else, or one that
-        gains by it, the emptiest replica with room."""
+        """Where it was, if its KV is there and it fits; else, if it gains by it, elsewhere."""
         before = by_id(serving(cluster), me.last_replica)
-        if before is not None and self._fits(me, before, 1.0, now, cluster):
-            return before
-        turn = me.waiting[0]
-        if before is not None and self.config.use_costs:
-            return self._elsewhere(me, turn, before, now, cluster)
-        fill = self.config.fill if me.turns_finished == 0 else self.config.move_fill
-        fitting = [r for r in serving(cluster) if self._fits(me, r, fill, now, cluster, True)]
+        everyone = self._rank(me, now)[0] != _AGED
+        if before is not None and self.room.alive(me.id, before):
+            if self._fits(me, before, now, cluster, everyone=everyone):
+                return before
+            return self._elsewhere(me, me.waiting[0], before, now, cluster)
+        fitting = [
+            r for r in serving(cluster) if self._fits(me, r, now, cluster, everyone=everyone)
+        ]
 
         def crowding(replica: ReplicaView) -> tuple[float, int]:
-            capacity = replica.capacity_tokens
-            used = self._used(replica, me, now, cluster, everyone=True)
-            return (used / capacity if capacity else float(replica.in_flight)), replica.in_flight
+            if replica.capacity_tokens is None:
+                return float(replica.in_flight), replica.in_flight
+            used = self._with(replica, me, now, cluster, everyone=True)
+            return used / self.room.capacity(replica), replica.in_flight
 
         return min(fitting, key=crowding, default=None)
 
     def _keep_room(self, me: SessionView, now: int, cluster: ClusterView) -> None:
-        """For the aged session at the head of the queue: its room on one replica fills up only by
-        itself from now on."""
-        if self._rank(me, now)[0] != _AGED:
+        """Where its KV is, or most is free, room goes to no session of lower rank."""
+        open_ones = [r for r in serving(cluster) if r.id not in self._kept_for]
+        target = by_id(serving(cluster), me.last_replica)
+        if target is None or not self.room.alive(me.id, target):
+            target = min(
+                open_ones, key=lambda r: self._with(r, me, now, cluster, False), default=None
+            )
+        if target is None or target.id in self._kept_for:
             return
-        replicas = serving(cluster)
-        target = by_id(replicas, me.last_replica)
-        if target is None and replicas:
-            target = min(replicas, key=lambda r: self._used(r, me, now, cluster, False))
-        if target is not None:
-            self._counts["aged"] += 1
-            self._kept_for = me.id, target.id, cluster.tokens(me.id) + self.config.margin_tokens
+        aged = self._rank(me, now)[0] == _AGED
+        self._counts["aged"] += aged
+        tokens = cluster.tokens(me.id) + self.costs.output
+        self._kept_for[target.id] = Kept(me.id, tokens, aged)
 
     # Tools and ends.
 
-    def _tool_started(self, session: str, tool: str, now: int, cluster: ClusterView) -> None:
-        home = cluster.sessions[session].home
-        ahead = 0
-        if home is not None:
-            ahead = self._horizon(cluster.sessions[session].tokens, cluster.replica(home))
-        self._tool_start[session] = tool, now, self.tools.back_within(tool, 0, ahead), now + ahead
-
-    def _tool_ended(self, session: str, now: int) -> None:
-        started = self._tool_start.pop(session, None)
-        if started is not None:
-            tool, at, forecast, deadline = started
-            self.tools.judge(forecast, now <= deadline)
-            self.tools.add(tool, now - at)
+    def _finished(self, event: ev.TurnFinished, now: int) -> None:
+        self.costs.finished(event, self._lacked.pop(event.turn_id, None))
+        self._context[event.session] = event.usage.total
+        self.room.touched(event.session, event.replica, event.usage.total)
 
     def _closed(self, name: str, now: int, cluster: ClusterView) -> None:
-        self._tool_start.pop(name, None)
+        self.tools.forget(name)
         session = cluster.sessions[name]
-        self._ended += 1
-        self._ended_turns += session.turns_finished
-        if session.last_replica is not None:
-            self._freed.append((now, session.last_replica, session.tokens))
+        context = self._context.pop(name, 0)
+        self.room.ended(name, session.last_replica, context, now)

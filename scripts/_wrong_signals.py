@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from schedulers.headroom import Headroom, HeadroomConfig, Rank
-from schedulers.types import Turn
+from schedulers.headroom import Headroom, Rank
+from schedulers.headroom_config import HeadroomConfig
+from schedulers.headroom_room import Room, Union
+from schedulers.types import PromptRef, Turn
 from schedulers.views import ClusterView, ReplicaView, SessionView
 
-SIGNALS = ("context", "rate", "cached", "turns", "output")
+Factor = Callable[[str, str], float]
+"""(signal, session or replica) -> by how much it is off."""
+SIGNALS = ("capacity", "context", "rate", "cached", "turns", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,31 @@ class WrongConfig(HeadroomConfig):
             raise ValueError(f"signal is {self.signal!r}, not one of {', '.join(SIGNALS)}")
 
 
+class WrongUnion(Union):
+    """Contexts seem to have other lengths than they have."""
+
+    def __init__(self, prompts: Mapping[str, PromptRef], factor: Factor) -> None:
+        super().__init__(prompts)
+        self._factor = factor
+
+    def adds(self, session: str, tokens: float) -> float:
+        return super().adds(session, tokens * self._factor("context", session))
+
+
+class WrongRoom(Room):
+    """Room counted with the wrong capacity, or with contexts of other lengths."""
+
+    def __init__(self, config: HeadroomConfig, factor: Factor) -> None:
+        super().__init__(config.measure_capacity, config.share_text)
+        self._factor = factor
+
+    def reported(self, replica: ReplicaView) -> float:
+        return super().reported(replica) * self._factor("capacity", replica.id)
+
+    def union(self) -> Union:
+        return WrongUnion(self._prompts, self._factor)
+
+
 class WrongHeadroom(Headroom):
     """Same rules, one signal off by a factor that stays the same for a session or a replica."""
 
@@ -32,17 +62,15 @@ class WrongHeadroom(Headroom):
     Config = WrongConfig
     config: WrongConfig
 
+    def __init__(self, config: HeadroomConfig | None = None, rng: Random | None = None) -> None:
+        super().__init__(config, rng)
+        self.room = WrongRoom(self.config, self._factor)
+
     def _factor(self, signal: str, key: str) -> float:
         if self.config.signal != signal:
             return 1.0
         up = Random(f"{signal}/{key}").random() < 0.5
         return 1 + self.config.error if up else 1 / (1 + self.config.error)
-
-    def _used(
-        self, replica: ReplicaView, me: SessionView, now: int, cluster: ClusterView, everyone: bool
-    ) -> float:
-        used = super()._used(replica, me, now, cluster, everyone)
-        return used * self._factor("context", replica.id)
 
     def _uncached(self, turn: Turn, replica: ReplicaView, cluster: ClusterView) -> float:
         lacks = super()._uncached(turn, replica, cluster)

@@ -3,31 +3,41 @@
     python -m scripts.beyond matrix        # cells of the papers' matrices
     python -m scripts.beyond ablations     # one part of headroom off at a time
     python -m scripts.beyond signals       # each signal wrong by 10, 50 and 100 %
+    python -m scripts.beyond page          # plays nothing, writes the tables of docs/headroom.md
 
-Seeds 0 to 4; headroom was designed on seeds 100 and up. Prints Markdown, writes nothing;
-`agentsched run beyond/qwen3-32b` and `beyond/glm-4.7` play the same cells into a run folder with a
-report.
+Headroom was designed on seeds 100 to 102; seeds 200 and up are held out and are what is played.
+Each cell is a row of scripts/data/beyond.csv as soon as it is done, with a digest of the code that
+played it; the same command goes on where it stopped, and plays again what other code has played.
+All studies end by writing the page.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import csv
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from harness.advice.levels import Levels, play
+from harness.advice.levels import Levels, play, with_kv
 from harness.advice.place import TurnCost
-from harness.plan import Plan, plan
+from harness.plan import code_digest, plan
 from harness.spec import load_spec
-from results.statistics import bootstrap_generator, difference
-from scripts.regimes import MadeCell, Point, cluster, made_cell
-from scripts.regressions import show
+from scripts._beyond_page import BOUND, write_page
+from scripts.regimes import Point, cluster, made_cell
 from workloads.catalog import load_workload
 
 WRONG = f"{Path(__file__).with_name('_wrong_signals.py')}:WrongHeadroom"
+ROWS = Path(__file__).parent / "data" / "beyond.csv"
+HELD_OUT = 200
+"""First of the held-out seeds."""
 OTHERS = ("cache-aware", "smetric", "thunderagent", "tao")
+UNLIMITED_KV = 5_000_000
+"""Tokens on each replica: more than all contexts of any cell here together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,139 +57,151 @@ CELLS = (
          ("cache-aware", "thunderagent", "tao")),
     Cell("Qwen3-32B, AutomationBench, 128", "beyond/qwen3-32b", "automationbench", 256, 128),
     Cell("Qwen3-32B, mixed, 128", "beyond/qwen3-32b", "mixed", 192, 128),
+    Cell("Qwen3-32B, SWE-bench, 96", "beyond/qwen3-32b", "swe-bench-mini-short", 192, 96),
+    Cell("Qwen3-32B, SWE-bench, 128", "beyond/qwen3-32b", "swe-bench-mini-short", 192, 128),
     Cell("Qwen3-32B, SWE-bench, 160", "beyond/qwen3-32b", "swe-bench-mini-short", 192, 160),
     Cell("Qwen3-32B, SWE-bench long, 160", "beyond/qwen3-32b", "swe-bench-mini", 192, 160),
-    Cell("Qwen3-32B, SWE-bench, 96", "beyond/qwen3-32b", "swe-bench-mini-short", 192, 96),
 )  # fmt: skip
 REGIMES = (Point(2.0, 0.3, 24, 0.6), Point(1.0, 3.0, 24, 0.2))
 """Of the map, where ablations and wrong signals are played: KV very scarce with short tools, and
 just scarce with long ones."""
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "headroom": {},
-    "no early turns for young sessions": {"young_turns": 0},
-    "old sessions by arrival": {"rank_by_turns": False},
+    "shared text counts for each": {"share_text": False},
+    "capacity as reported": {"measure_capacity": False},
+    "acting sessions always keep their room": {"long_tools": False},
+    "queue by arrival, not by turns": {"rank_by_turns": False},
     "no costs: moves where it fits": {"use_costs": False},
     "no moves while it fits": {"rebalance": False},
-    "acting sessions by probability": {"use_readiness": True},
-    "a tenth of KV kept free for growth": {"fill": 0.9},
 }
 ERRORS = (0.1, 0.5, 1.0)
-SIGNALS = ("context", "cached", "rate", "output", "turns")
+SIGNALS = ("capacity", "context", "cached", "rate", "output", "turns")
 
 
-def played(
-    cell: Cell, planned: Plan, name: str, seed: int, settings: Mapping[str, Any] | None = None
-) -> Levels:
-    sessions = load_workload(cell.workload, sessions=cell.sessions, seed=seed)
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One cell to play."""
+
+    study: str
+    cell: str
+    label: str
+    seed: int
+    place: Cell | Point
+    scheduler: str
+    settings: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.study, self.cell, self.label, str(self.seed)
+
+
+def matrix_jobs(seeds: Sequence[int]) -> Iterator[Job]:
+    """Seed by seed, so that what there is after a while says something of every cell."""
+    for seed in seeds:
+        for cell in CELLS:
+            for name in ("headroom", *cell.others, BOUND):
+                scheduler = "thunderagent" if name == BOUND else name
+                yield Job("matrix", cell.title, name, seed, cell, scheduler, {})
+
+
+def ablation_jobs(seeds: Sequence[int]) -> Iterator[Job]:
+    for seed in seeds:
+        for title, place in _study_places():
+            for label, settings in ABLATIONS.items():
+                yield Job("ablations", title, label, seed, place, "headroom", settings)
+
+
+def signal_jobs(seeds: Sequence[int]) -> Iterator[Job]:
+    for seed in seeds:
+        for title, place in _study_places():
+            yield Job("signals", title, "right", seed, place, "headroom", {})
+            for signal in SIGNALS:
+                for error in ERRORS:
+                    settings = {"signal": signal, "error": error}
+                    label = f"{signal} {error:.0%}"
+                    yield Job("signals", title, label, seed, place, WRONG, settings)
+
+
+def _study_places() -> Iterator[tuple[str, Cell | Point]]:
+    for point in REGIMES:
+        tools = "short tools" if point.tool_model < 1 else "long tools"
+        share = f"{point.prefill_share:.0%} prefill"
+        yield f"working set {point.working_set_kv:g}, {tools}, {share}", point
+    yield CELLS[1].title, CELLS[1]
+
+
+def played(job: Job) -> Levels:
+    """Play one cell."""
+    if isinstance(job.place, Point):
+        base = cluster()
+        made = made_cell(job.place, job.seed, base, TurnCost(base))
+        sessions, where, workers, sim = made.sessions, made.cluster, made.workers, None
+    else:
+        planned = plan(load_spec(job.place.preset))
+        sessions = load_workload(job.place.workload, sessions=job.place.sessions, seed=job.seed)
+        where, workers, sim = planned.cluster, job.place.workers, planned.sim
+    if job.label == BOUND:
+        where = with_kv(where, UNLIMITED_KV)
     found, _ = play(
-        sessions, planned.cluster, name, workers=cell.workers, seed=seed, sim=planned.sim,
-        settings=settings,
+        sessions, where, job.scheduler, workers=workers, seed=job.seed, sim=sim,
+        settings=job.settings,
     )  # fmt: skip
     return found
 
 
-def matrix(seeds: Sequence[int], cells: Sequence[Cell] = CELLS) -> None:
-    rows = []
-    for cell in cells:
-        planned = plan(load_spec(cell.preset))
-        found = {
-            name: {seed: played(cell, planned, name, seed) for seed in seeds}
-            for name in (*cell.others, "headroom")
-        }
-        row = {"cell": cell.title}
-        for metric, title in (
-            ("latency_mean", "task latency"), ("ttft_mean", "mean TTFT"), ("ttft_p95", "p95 TTFT")
-        ):  # fmt: skip
-            row[title] = against(found, metric, cell.others)
-        row["decode"] = against(found, "decode_tps", cell.others)
-        rows.append(row)
-        print(f"  {cell.title}: {row}", flush=True)
-    show(f"Headroom against the best other scheduler of each metric, seeds {list(seeds)}", rows)
+def load_rows(path: Path = ROWS) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
-def against(found: Mapping[str, Mapping[int, Levels]], metric: str, others: Sequence[str]) -> str:
-    """`+3.1 % [1.0, 5.2] (tao)`: positive is better for headroom."""
-    values = {
-        name: {seed: float(getattr(one, metric)) for seed, one in by_seed.items()}
-        for name, by_seed in found.items()
-    }
-    better = "higher" if metric == "decode_tps" else "lower"
-    gap = difference(values, "headroom", others, better, bootstrap_generator())  # type: ignore[arg-type]
-    if gap is None:
-        return "n/a"
-    interval = f" [{gap.interval.low:+.1f}, {gap.interval.high:+.1f}]" if gap.interval else ""
-    return f"{gap.percent:+.1f} %{interval} ({gap.against})"
+def save_rows(rows: Sequence[Mapping[str, str]], path: Path = ROWS) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
-def ablations(seeds: Sequence[int]) -> None:
-    for point in REGIMES:
-        base, cost = cluster(), TurnCost(cluster())
-        cells = [made_cell(point, seed, base, cost) for seed in seeds]
-        found = {
-            label: [_on_map(one, "headroom", settings) for one in cells]
-            for label, settings in ABLATIONS.items()
-        }
-        show(f"{point}, seeds {list(seeds)}", _rows(found, "headroom"))
+def play_missing(jobs: Iterable[Job], workers: int, path: Path = ROWS) -> None:
+    """Play what this code has not played, and save each cell when it is done."""
+    code = code_digest()
+    rows = {_key(row): row for row in load_rows(path)}
+    todo = [job for job in jobs if rows.get(job.key, {}).get("code") != code]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        under_way = {pool.submit(played, job): job for job in todo}
+        for number, future in enumerate(as_completed(under_way), 1):
+            job = under_way[future]
+            values = {k: f"{v:.6g}" for k, v in asdict(future.result()).items()}
+            row = dict(zip(("study", "cell", "label", "seed"), job.key, strict=True))
+            rows[job.key] = row | {"code": code} | values
+            save_rows([rows[key] for key in sorted(rows)], path)
+            print(f"  {number}/{len(todo)} {' '.join(job.key)}", file=sys.stderr, flush=True)
 
 
-def signals(seeds: Sequence[int]) -> None:
-    for point in REGIMES:
-        base, cost = cluster(), TurnCost(cluster())
-        cells = [made_cell(point, seed, base, cost) for seed in seeds]
-        found = {"right": [_on_map(one, "headroom") for one in cells]}
-        for signal in SIGNALS:
-            for error in ERRORS:
-                settings = {"signal": signal, "error": error}
-                label = f"{signal} wrong by {error:.0%}"
-                found[label] = [_on_map(one, WRONG, settings) for one in cells]
-        show(f"{point}, seeds {list(seeds)}", _rows(found, "right"))
+def _key(row: Mapping[str, str]) -> tuple[str, str, str, str]:
+    return row["study"], row["cell"], row["label"], row["seed"]
 
 
-def _on_map(cell: MadeCell, name: str, settings: Mapping[str, Any] | None = None) -> Levels:
-    found, _ = play(
-        cell.sessions,
-        cell.cluster,
-        name,
-        workers=cell.workers,
-        seed=cell.seed,
-        settings=settings,
-    )
-    return found
-
-
-def _rows(found: Mapping[str, Sequence[Levels]], base: str) -> list[dict[str, str]]:
-    def mean(label: str, metric: str) -> float:
-        return float(sum(getattr(one, metric) for one in found[label]) / len(found[label]))
-
-    def longer(label: str) -> float:
-        return mean(label, "latency_mean") / mean(base, "latency_mean") - 1
-
-    return [
-        {
-            "what": label,
-            "task latency (s)": f"{mean(label, 'latency_mean'):.1f}",
-            "against it": f"{100 * longer(label):+.1f} %",
-            "mean TTFT (s)": f"{mean(label, 'ttft_mean'):.2f}",
-            "p95 TTFT (s)": f"{mean(label, 'ttft_p95'):.2f}",
-            "cache hit (%)": f"{100 * mean(label, 'cache_hit'):.1f}",
-            "held (%)": f"{100 * mean(label, 'held_share'):.1f}",
-        }
-        for label in found
-    ]
-
-
-STUDIES = {"matrix": matrix, "ablations": ablations, "signals": signals}
+STUDIES = {"matrix": matrix_jobs, "ablations": ablation_jobs, "signals": signal_jobs}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("study", choices=[*STUDIES, "page"])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=HELD_OUT)
+    parser.add_argument("--jobs", type=int, default=2, help="cells played at once")
     given = parser.parse_args()
-    STUDIES[given.study](range(given.seeds))
+    if given.study in STUDIES:
+        seeds = range(given.first_seed, given.first_seed + given.seeds)
+        play_missing(STUDIES[given.study](seeds), given.jobs)
+    write_page(load_rows(), CELLS_OTHERS)
 
+
+CELLS_OTHERS = {cell.title: cell.others for cell in CELLS}
 
 if __name__ == "__main__":
     main()
