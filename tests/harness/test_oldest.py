@@ -24,4 +24,5 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / ".ci/oldest.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     assert len(bounds) == len(project["dependencies"])
-    assert {name: padded(version) for name, version in pins.items()} == bounds
+    assert set(pins) - set(bounds) == {"click"}  # of typer
+    assert {name: padded(pins[name]) for name in bounds} == bounds
