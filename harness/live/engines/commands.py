@@ -222,7 +222,7 @@ def _cpu_env(place: Place, settings: EngineSettings, replicas: int, cores: int) 
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads of two replicas would share cores
         "OMP_NUM_THREADS": str(threads),
     }
-    if threads == 1:
+    if threads == 1 and place.role == "mixed":  # handovers were seen to take longer without
         # Without threads to set up the engine needs no worker process, which would spin for a
         # second after each step and keep a core busy for nothing (vllm/platforms/cpu.py).
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
