@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+START_S = 180.0
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
@@ -27,6 +29,7 @@ def ray_cluster(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
         warnings.simplefilter("ignore")  # Ray's own
         from ray.cluster_utils import Cluster
 
+        _wait_longer_for_nodes()
         head = {**NODE, **nodes[0], "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
@@ -38,3 +41,25 @@ def ray_cluster(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
 
             ray.shutdown()
             cluster.shutdown()
+
+
+def _wait_longer_for_nodes() -> None:
+    """Ray gives a node 30 s to be there, whatever its settings say: too little on a machine that
+    has much else to do."""
+    from ray._private import services
+
+    look = services.get_node
+    if look.__name__ == "patient":
+        return
+
+    def patient(*args: Any, **kwargs: Any) -> Any:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                return look(*args, **kwargs)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
+
+    services.get_node = patient
