@@ -192,9 +192,9 @@ LEFT_OUT = (
     ),
     (
         "ThunderAgent, GLM-4.6 on 8 H100, 96 agents: 2.65 and 3.58 times plain vLLM",
-        "ratios of two figures, each for one kind of agents. How far these overfill the cache "
-        "decides the ratio, and neither their contexts nor their tool times are given; generated "
-        "agents would answer for themselves. The two-node point above has the same limits",
+        "the ratio depends on how far the agents overfill the cache, and their texts are not at "
+        "hand: generated agents would answer for themselves. The two-node point above has the "
+        "same limits",
     ),
 )
 """Published points that are not simulated, and why."""
