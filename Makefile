@@ -75,7 +75,7 @@ audit: $(VENV)/installed
 
 fuzz: $(VENV)/installed-dev
 	@$(PIP) install atheris || echo "atheris: not to be had, hypothesis makes the inputs"
-	$(BIN)/python -m scripts.fuzz --seconds $(or $(SECONDS),300)
+	$(BIN)/python -m tests.fuzz.run --seconds $(or $(SECONDS),300)
 
 # In an environment of its own, beside that of the other targets.
 OLDEST := $(VENV)-oldest/bin/python

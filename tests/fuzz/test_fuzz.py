@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from scripts.fuzz import with_hypothesis
 from tests.cli.command import ROOT, environment
 from tests.fuzz.inputs import INPUTS
 from tests.fuzz.readers import CORPUS, READERS
+from tests.fuzz.run import with_hypothesis
 
 EXAMPLES = {"http": 200, "request": 250, "sse": 150, "trace": 60, "spec": 80}
 
@@ -49,7 +49,7 @@ def test_an_input_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_script_tells_what_it_did(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.fuzz", "sse", "--seconds", "1", "--keep", str(tmp_path)],
+        [sys.executable, "-m", "tests.fuzz.run", "sse", "--seconds", "1", "--keep", str(tmp_path)],
         cwd=ROOT,
         env=environment(),
         capture_output=True,

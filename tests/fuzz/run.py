@@ -1,6 +1,6 @@
 """Feeds what reads untrusted input with inputs that are made up, for a while.
 
-python -m scripts.fuzz [http] [request] [sse] [trace] [spec] [--seconds 60] [--seed 0]
+python -m tests.fuzz.run [http] [request] [sse] [trace] [spec] [--seconds 60] [--seed 0]
     [--with auto|atheris|hypothesis] [--keep tests/fuzz/corpus]
 
 In a checkout: readers and corpus are those of `tests/fuzz`. With atheris (coverage-guided, from the
@@ -71,7 +71,7 @@ def with_hypothesis(name: str, seconds: float, keep: Path, seed: int = 0) -> Pat
 
 def with_atheris(name: str, seconds: float, keep: Path, seed: int = 0) -> Path | None:
     """The same by atheris, which ends its process: it runs in one of its own."""
-    command = [sys.executable, "-m", "scripts.fuzz", name, "--seconds", f"{seconds:g}"]
+    command = [sys.executable, "-m", "tests.fuzz.run", name, "--seconds", f"{seconds:g}"]
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -99,7 +99,7 @@ def _inside(name: str, seconds: float, folder: Path, seed: int) -> None:
     atheris = importlib.import_module("atheris")
 
     with atheris.instrument_imports(
-        include=["harness", "workloads", "tests.fuzz"], enable_loader_override=False
+        include=["harness", "workloads", "tests.fuzz.run"], enable_loader_override=False
     ):
         from tests.fuzz.readers import CORPUS, READERS
 
