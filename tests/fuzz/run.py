@@ -99,7 +99,7 @@ def _inside(name: str, seconds: float, folder: Path, seed: int) -> None:
     atheris = importlib.import_module("atheris")
 
     with atheris.instrument_imports(
-        include=["harness", "workloads", "tests.fuzz.run"], enable_loader_override=False
+        include=["harness", "workloads", "tests.fuzz"], enable_loader_override=False
     ):
         from tests.fuzz.readers import CORPUS, READERS
 
