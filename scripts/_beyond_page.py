@@ -46,17 +46,18 @@ def _of(rows: Rows, study: str) -> Rows:
 def matrix_table(rows: Rows, others: Mapping[str, Sequence[str]]) -> str:
     """Differences against the best other scheduler of each metric, on the seeds that all have."""
     lines = []
-    for cell, rivals in others.items():
+    for cell, names in others.items():
+        rivals = played_of(rows, cell, names)
         seeds = common_seeds(rows, cell, ["headroom", *rivals])
-        if not seeds:
+        if not seeds or not rivals:
             continue
         shown = [
             against(values(rows, cell, metric, seeds), rivals, better)
             for metric, _, better in METRICS
         ]
-        lines.append(f"| {cell} | {len(seeds)} | " + " | ".join(shown) + " |")
+        lines.append(f"| {cell} | {len(seeds)} | {', '.join(rivals)} | {' | '.join(shown)} |")
     titles = " | ".join(title for _, title, _ in METRICS)
-    return _table(f"| cell | seeds | {titles} |", lines)
+    return _table(f"| cell | seeds | others played | {titles} |", lines)
 
 
 def against(found: Mapping[str, Mapping[int, float]], rivals: Sequence[str], better: Better) -> str:
@@ -71,10 +72,11 @@ def against(found: Mapping[str, Mapping[int, float]], rivals: Sequence[str], bet
 def levels_table(rows: Rows, others: Mapping[str, Sequence[str]]) -> str:
     """Task latency and p95 TTFT of everyone, means over the seeds that all have."""
     lines = []
-    for cell, rivals in others.items():
+    for cell, all_rivals in others.items():
+        rivals = played_of(rows, cell, all_rivals)
         names = ["headroom", *rivals]
         seeds = common_seeds(rows, cell, names)
-        if not seeds:
+        if not seeds or not rivals:
             continue
         latency = values(rows, cell, "latency_mean", seeds)
         p95 = values(rows, cell, "ttft_p95", seeds)
@@ -114,6 +116,12 @@ def _change(rows: Rows, cell: str, label: str, base: str, seeds: Sequence[int]) 
             return "n/a"
         parts.append(f"{100 * (changed / before - 1):+.1f} %")
     return f"{parts[0]} (p95 {parts[1]})"
+
+
+def played_of(rows: Rows, cell: str, names: Iterable[str]) -> list[str]:
+    """Those with a row of the cell."""
+    played = {row["label"] for row in rows if row["cell"] == cell}
+    return [name for name in names if name in played]
 
 
 def common_seeds(rows: Rows, cell: str, labels: Iterable[str]) -> list[int]:
