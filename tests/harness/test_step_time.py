@@ -239,7 +239,8 @@ def test_beyond_the_table_is_counted() -> None:
 @pytest.mark.parametrize("topology", ["1x8xh100", "4xa40", "1x2xrtx-pro-6000"])
 def test_source_and_description_say_where_times_come_from(name: str, topology: str) -> None:
     spec = find_topology(topology).replicas[0]
-    if find_model(name).weights_gib / spec.tensor_parallel > 0.85 * spec.node.gpu.memory_gib:
+    model, ranks = find_model(name), spec.tensor_parallel
+    if model.weights_gib / ranks > 0.85 * spec.node.gpu.memory_gib or model.heads % ranks:
         return
     cluster = resolve_cluster(name, topology, overhead_gib=0.5)
     plan = cluster.replicas[0]

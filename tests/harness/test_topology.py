@@ -184,7 +184,7 @@ def test_memory_never_exceeds_the_gpu(
             model, name, gpu_memory_utilization=utilization, overhead_gib=overhead
         )
     except TopologyError as error:
-        assert "GiB" in error.message  # noqa: PT017
+        assert "GiB" in error.message or "attention heads" in error.message  # noqa: PT017
         return
     for plan in cluster.replicas:
         used = plan.kv_tokens * plan.kv_bytes_per_token / 2**30 + plan.weights_gib + overhead

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from harness.live.emulated_answers import ScriptLine
 from harness.live.emulator import EmulatorSettings
 from harness.live.fleet_server import EngineSpec, FleetServer
 from harness.live.gateway import GatewaySettings
 from harness.live.http_client import HttpClient
 from harness.live.http_server import HttpServer, Limits
+from harness.live.loops import run_bounded
 from harness.live.parts import Role
 from harness.live.polling import PollSettings
 from harness.live.serving import ServedGateway, ServeSettings, find_policy
@@ -62,7 +61,7 @@ def run(test: Callable[[], Awaitable[None]], limit_s: float = LIMIT_S) -> None:
         async with asyncio.timeout(limit_s):
             await test()
 
-    uvloop.run(bounded())
+    run_bounded(bounded())
 
 
 class Got:
@@ -215,16 +214,18 @@ async def served_by(
     """A gateway in front of one hand-made engine."""
     server = HttpServer(handler, lambda path, status, message: ([], message.encode()))
     port = await server.listen("127.0.0.1", 0)
-    served = ServedGateway(
-        find_policy(scheduler, {}),
-        [f"http://127.0.0.1:{port}"],
-        ServeSettings(port=0, wait_s=5.0, **settings),
-    )
     try:
-        await served.start()
-        client = HttpClient(served.url)
-        yield served, client
-        await client.close()
+        served = ServedGateway(
+            find_policy(scheduler, {}),
+            [f"http://127.0.0.1:{port}"],
+            ServeSettings(port=0, wait_s=5.0, **settings),
+        )
+        try:
+            await served.start()
+            client = HttpClient(served.url)
+            yield served, client
+            await client.close()
+        finally:
+            await served.close()
     finally:
-        await served.close()
         await server.close()

@@ -142,7 +142,7 @@ def test_the_engines_key_is_sent_and_nothing_of_the_callers() -> None:
     seen: list[Request] = []
 
     async def test() -> None:
-        settings: dict[str, Any] = {"access": Access((TOKEN,)), "backend_key": "engine-key"}
+        settings: dict[str, Any] = {"access": Access((TOKEN,)), "backend": Login("engine-key")}
         async with served_by(engine(seen), **settings) as (_, client):
             assert (await post(client, CHAT, chat(), BEARER)).status == 200
         assert {r.headers.get("authorization") for r in seen} == {"Bearer engine-key"}
