@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+_NONE = b"\0"
+"""No event begins so."""
 _WASTED = 8
 """Learned this often more than it helped, an engine varies its chunks too much. Our choice."""
 
@@ -18,11 +20,12 @@ _WASTED = 8
 class PlainEvents:
     """What stands around the text in the events of one stream."""
 
-    __slots__ = ("_head", "_tail", "_worth", "count")
+    __slots__ = ("_after", "_before", "_head", "_learned", "_tail", "count")
 
     def __init__(self) -> None:
-        self._head = self._tail = b""
-        self._worth = _WASTED
+        self._head, self._tail = _NONE, b""
+        self._before = self._after = 0
+        self._learned = 0
         self.count = 0
         """Events recognized so far."""
 
@@ -34,7 +37,10 @@ class PlainEvents:
             chunk: what it decodes to.
             holder: the object in `chunk` that has the text, under `key`.
         """
-        if not self._worth or not event.startswith(b"data: ") or not event.endswith(b"\n\n"):
+        if self._learned >= self.count + _WASTED:
+            self._head = _NONE
+            return
+        if not event.startswith(b"data: ") or not event.endswith(b"\n\n"):
             return
         name = b'"%b":' % key.encode()
         start = event.find(name) + len(name)
@@ -45,25 +51,21 @@ class PlainEvents:
         head, tail = event[:start], event[end:]
         if _only_differs_there(head, tail, chunk, holder, key):
             self._head, self._tail = head, tail
-            self._worth -= 1
+            self._before, self._after = len(head), -len(tail)
+            self._learned += 1
 
     def text_of(self, part: bytes) -> str | None:
         """The text of the one event that `part` is; None if it is not like the pattern."""
-        head, tail = self._head, self._tail
-        if not head or not part.startswith(head) or not part.endswith(tail):
-            return None
-        raw = part[len(head) : -len(tail)]
-        if not raw or b'"' in raw or b"\\" in raw or len(part) <= len(head) + len(tail):
+        if not (part.startswith(self._head) and part.endswith(self._tail)):
             return None
         try:
-            text = raw.decode()
+            text = part[self._before : self._after].decode()
         except UnicodeDecodeError:
             return None
-        if not text.isprintable():  # JSON has no control characters in a text
+        # JSON escapes quotes, backslashes and control characters; what else is unusual is read.
+        if not text or '"' in text or "\\" in text or not text.isprintable():
             return None
         self.count += 1
-        if self._worth < _WASTED:
-            self._worth += 1
         return text
 
 

@@ -192,8 +192,11 @@ class Relay:
             return
         reply = self.reply
         began = reply.began
-        if began and self._head_sent and not self._splitter.rest and reply.take_plain(part):
-            self._exchange.data(part)
+        visible = self._head_sent  # only then may a part pass unread to a client that streams
+        ready = visible or not self.reading.stream
+        if ready and not self._splitter.rest and reply.take_plain(part):
+            if visible:
+                self._exchange.data(part)
             return
         try:
             events = self._splitter.feed(part)
