@@ -152,6 +152,8 @@ class OpenAIReply(Reply):
     choices: dict[int, dict[str, Any]] = field(default_factory=dict)
     raw_usage: Any = None
     plain: PlainEvents = field(default_factory=PlainEvents)
+    joined: list[str] = field(default_factory=list)
+    """Where the first choice's texts are kept, once an event like the next ones is known."""
 
     def take(self, event: bytes) -> bytes:
         chunk = self._decoded(event)
@@ -180,7 +182,21 @@ class OpenAIReply(Reply):
             return
         text = holder.get(self.text_key)
         if isinstance(text, str) and text:
+            self.joined = self._first_texts()
             self.plain.learn(event, chunk, holder, self.text_key)
+
+    def take_plain(self, part: bytes) -> bool:
+        text = self.plain.text_of(part)
+        if text is None:
+            return False
+        self.joined.append(text)
+        self.texts.append(text)
+        self.tokens += 1
+        return True
+
+    @abstractmethod
+    def _first_texts(self) -> list[str]:
+        """Texts of the first choice, which has some."""
 
     def _decoded(self, event: bytes) -> dict[str, Any] | None:
         """The chunk in an event; None if there is none in it."""
@@ -277,14 +293,8 @@ class ChatReply(OpenAIReply):
     parts: dict[tuple[int, str], list[str]] = field(default_factory=dict)
     """Texts by choice and field, joined at the end."""
 
-    def take_plain(self, part: bytes) -> bool:
-        text = self.plain.text_of(part)
-        if text is None:
-            return False
-        self.parts[0, "content"].append(text)
-        self.texts.append(text)
-        self.tokens += 1
-        return True
+    def _first_texts(self) -> list[str]:
+        return self.parts[0, "content"]
 
     def _grow(self, index: int, known: dict[str, Any], choice: dict[str, Any]) -> bool:
         delta = choice.get("delta")
@@ -373,14 +383,8 @@ class CompletionReply(OpenAIReply):
 
     parts: dict[int, list[str]] = field(default_factory=dict)
 
-    def take_plain(self, part: bytes) -> bool:
-        text = self.plain.text_of(part)
-        if text is None:
-            return False
-        self.parts[0].append(text)
-        self.texts.append(text)
-        self.tokens += 1
-        return True
+    def _first_texts(self) -> list[str]:
+        return self.parts[0]
 
     def _grow(self, index: int, known: dict[str, Any], choice: dict[str, Any]) -> bool:
         text = choice.get("text")
