@@ -72,10 +72,9 @@ def ours(parts: Sequence[bytes], limits: Limits | None = None) -> Fed:
 
 def judged(data: bytes) -> tuple[list[Seen], str | None]:
     """The requests that h11 reads out of the bytes, and its objection to what follows them."""
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     found: list[Seen] = []
     try:
-        connection.receive_data(data)
+        connection = _reading(data)
         while True:
             event = connection.next_event()
             if isinstance(event, h11.Request):
@@ -90,8 +89,18 @@ def judged(data: bytes) -> tuple[list[Seen], str | None]:
                     return found, None
                 if connection.their_state is not h11.DONE:
                     return found, None
-                connection.start_next_cycle()
+                connection = _reading(bytes(connection.trailing_data[0]))
             else:  # it needs more
                 return found, None
     except h11.RemoteProtocolError as error:
         return found, str(error)
+
+
+def _reading(data: bytes) -> h11.Connection:
+    """Empty lines before a request line are to be ignored (RFC 9112, 2.2), which h11 does not."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
+    while data.startswith(b"\r\n"):
+        data = data[2:]
+    if data:
+        connection.receive_data(data)
+    return connection

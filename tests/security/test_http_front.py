@@ -94,6 +94,7 @@ streams = st.lists(requests(), min_size=1, max_size=3).map(b"".join)
 @settings(max_examples=400, deadline=None)
 @example(b"GET / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\n3\r\nabc\r\n", [3])
 @example(b"GET / HTTP/1.0\r\nhost: a\r\nconnection: keep-alive\r\n\r\n" * 2, [])
+@example(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n", [])
 def test_the_front_sees_what_h11_sees(data: bytes, cuts: list[int]) -> None:
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     parts = [data[a:b] for a, b in pairwise(places)] or [data]
