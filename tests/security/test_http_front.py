@@ -33,6 +33,8 @@ HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n"
         POST + b"content-length : 5\r\n\r\nhello" + HIDDEN,
         POST + b"content-length: 99999999999999999999\r\n\r\n" + HIDDEN,
         POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n" + HIDDEN,
+        POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+        POST + b"transfer-encoding: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
         POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
         POST + b"transfer-encoding:\x0bchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
         POST + b"transfer-encoding: chunked\r\n\r\n5;\nx\r\nhello\r\n0\r\n\r\n" + HIDDEN,
