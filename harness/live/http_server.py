@@ -221,9 +221,8 @@ class _Connection(asyncio.Protocol):
         key = name.decode("latin-1").lower()
         if key == "host" and key in self._headers:
             self._refuse(400, "there are several Host headers")
-        if key == "transfer-encoding" and (
-            key in self._headers or value.strip().lower() != b"chunked"
-        ):
+        chunked = value.strip().lower() == b"chunked"
+        if key == "transfer-encoding" and (key in self._headers or not chunked):
             # The parser takes any list that ends so, but nothing here undoes the others.
             self._refuse(400, "the body may be chunked, and coded in no other way")
         self._headers[key] = value.decode("latin-1")
