@@ -29,6 +29,7 @@ from harness.plan import code_digest, plan
 from harness.spec import load_spec
 from scripts._beyond_page import BOUND, write_page
 from scripts.regimes import Point, cluster, made_cell
+from workloads.arrivals import place
 from workloads.catalog import load_workload
 
 WRONG = f"{Path(__file__).with_name('_wrong_signals.py')}:WrongHeadroom"
@@ -48,19 +49,53 @@ class Cell:
     preset: str
     workload: str
     sessions: int
-    workers: int
+    workers: int | None
+    """None: sessions arrive by themselves, `rate` a second."""
     others: tuple[str, ...] = OTHERS
+    rate: float | None = None
+    bound: bool = True
+    """Whether it is played with KV for everyone too."""
 
 
+COLOCATED = ("cache-aware", "lmetric", "smetric", "tao")
+PD = ("disaggregated", "llm-d", "smetric")
+CONSERVE = ("conserve", "ampd", "collocated", "disaggregated")
+AUTOMATIONBENCH = Cell(
+    "Qwen3-32B, AutomationBench, 128", "beyond/qwen3-32b", "automationbench", 256, 128
+)
 CELLS = (
+    *(
+        Cell(f"DeepSeek-V4 Flash, SWE-bench, {workers}", "tao/deepseek-v4-flash-swe-bench-lite",
+             "swe-bench-mini-short", 96, workers)
+        for workers in (16, 32, 64)
+    ),
+    *(
+        Cell(f"DeepSeek-V4 Flash, Terminal-Bench, {workers}",
+             "tao/deepseek-v4-flash-terminal-bench-2", "tb2-claude-code", 96, workers)
+        for workers in (16, 32, 64)
+    ),
     Cell("GLM-4.7, SWE-bench, 160", "beyond/glm-4.7", "swe-bench-mini-short", 176, 160,
          ("cache-aware", "thunderagent", "tao")),
-    Cell("Qwen3-32B, AutomationBench, 128", "beyond/qwen3-32b", "automationbench", 256, 128),
+    AUTOMATIONBENCH,
     Cell("Qwen3-32B, mixed, 128", "beyond/qwen3-32b", "mixed", 192, 128),
     Cell("Qwen3-32B, SWE-bench, 96", "beyond/qwen3-32b", "swe-bench-mini-short", 192, 96),
     Cell("Qwen3-32B, SWE-bench, 128", "beyond/qwen3-32b", "swe-bench-mini-short", 192, 128),
     Cell("Qwen3-32B, SWE-bench, 160", "beyond/qwen3-32b", "swe-bench-mini-short", 192, 160),
     Cell("Qwen3-32B, SWE-bench long, 160", "beyond/qwen3-32b", "swe-bench-mini", 192, 160),
+    Cell("SMetric, colocated, agents", "smetric/colocated-agent", "bailian-agent", 200, 96,
+         COLOCATED, bound=False),
+    Cell("SMetric, colocated, chat", "smetric/colocated-chat", "bailian-chat", 1500, 512,
+         COLOCATED, bound=False),
+    Cell("SMetric, disaggregated, agents", "smetric/disaggregated-agent", "bailian-agent", 160, 64,
+         PD, bound=False),
+    Cell("SMetric, disaggregated, chat", "smetric/disaggregated-chat", "bailian-chat", 1500, 512,
+         PD, bound=False),
+    *(
+        Cell(f"ConServe, {kind}, {rate}/s", f"conserve/{kind}", "swe-bench-mini-short", 200, None,
+             CONSERVE, rate, bound=False)
+        for kind in ("homogeneous", "heterogeneous")
+        for rate in (0.1, 0.3, 0.9)
+    ),
 )  # fmt: skip
 REGIMES = (Point(2.0, 0.3, 24, 0.6), Point(1.0, 3.0, 24, 0.2))
 """Of the map, where ablations and wrong signals are played: KV very scarce with short tools, and
@@ -99,7 +134,7 @@ def matrix_jobs(seeds: Sequence[int]) -> Iterator[Job]:
     """Seed by seed, so that what there is after a while says something of every cell."""
     for seed in seeds:
         for cell in CELLS:
-            for name in ("headroom", *cell.others, BOUND):
+            for name in ("headroom", *cell.others, *((BOUND,) if cell.bound else ())):
                 scheduler = "thunderagent" if name == BOUND else name
                 yield Job("matrix", cell.title, name, seed, cell, scheduler, {})
 
@@ -127,7 +162,7 @@ def _study_places() -> Iterator[tuple[str, Cell | Point]]:
         tools = "short tools" if point.tool_model < 1 else "long tools"
         share = f"{point.prefill_share:.0%} prefill"
         yield f"working set {point.working_set_kv:g}, {tools}, {share}", point
-    yield CELLS[1].title, CELLS[1]
+    yield AUTOMATIONBENCH.title, AUTOMATIONBENCH
 
 
 def played(job: Job) -> Levels:
@@ -140,6 +175,8 @@ def played(job: Job) -> Levels:
         planned = plan(load_spec(job.place.preset))
         sessions = load_workload(job.place.workload, sessions=job.place.sessions, seed=job.seed)
         where, workers, sim = planned.cluster, job.place.workers, planned.sim
+        if job.place.rate is not None:
+            sessions = place(sessions, "poisson", job.place.rate, job.seed)
     if job.label == BOUND:
         where = with_kv(where, UNLIMITED_KV)
     found, _ = play(

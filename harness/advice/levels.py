@@ -73,13 +73,16 @@ def play(
     cluster: Cluster,
     scheduler: str,
     *,
-    workers: int,
+    workers: int | None,
     seed: int,
     settings: Mapping[str, Any] | None = None,
     sim: SimSettings | None = None,
     decisions: bool = False,
 ) -> tuple[Levels, Records]:
-    """Play sessions in a closed loop on a simulated cluster.
+    """Play sessions on a simulated cluster.
+
+    Args:
+        workers: sessions active at once; None starts each at its recorded arrival.
 
     Raises:
         UsageError: no task finished, so there is nothing to measure.
