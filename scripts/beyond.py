@@ -29,7 +29,7 @@ from harness.plan import code_digest, plan
 from harness.spec import load_spec
 from scripts._beyond_page import BOUND, write_page
 from scripts.regimes import Point, cluster, made_cell
-from workloads.arrivals import place
+from workloads.arrivals import place as place_arrivals
 from workloads.catalog import load_workload
 
 WRONG = f"{Path(__file__).with_name('_wrong_signals.py')}:WrongHeadroom"
@@ -176,7 +176,7 @@ def played(job: Job) -> Levels:
         sessions = load_workload(job.place.workload, sessions=job.place.sessions, seed=job.seed)
         where, workers, sim = planned.cluster, job.place.workers, planned.sim
         if job.place.rate is not None:
-            sessions = place(sessions, "poisson", job.place.rate, job.seed)
+            sessions = place_arrivals(sessions, "poisson", job.place.rate, job.seed)
     if job.label == BOUND:
         where = with_kv(where, UNLIMITED_KV)
     found, _ = play(
