@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from agentsched import AgentschedError, UsageError
 from harness.live.emulated_answers import Script
 from harness.live.emulator import EmulatorSettings
 from harness.live.fleet_server import EngineSpec, FleetServer
+from harness.live.latency import calm_collector, short_slices
 from harness.live.parts import ReplicaAddress
 from harness.live.recording import TraceRecorder
 from harness.live.serving import Policy, ServedGateway, ServeSettings
@@ -130,6 +130,7 @@ async def _serve(
     stopping = Stopping()
     stopped = stopping.told
     calm_collector()
+    short_slices()
     told: set[str] = set()
     try:
         starting = asyncio.ensure_future(served.start())
@@ -195,14 +196,6 @@ async def _emulate(fleet: FleetServer, host: str, port: int, tell: Tell) -> None
         await stopping.drained(fleet.drain, tell)
     finally:
         await fleet.close()
-
-
-def calm_collector() -> None:
-    """Let the garbage collector look at long-lived objects rarely: each look at all of them stops
-    every stream for as long as it takes."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 10, 100)
 
 
 class Stopping:

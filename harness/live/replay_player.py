@@ -7,9 +7,9 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.live.daemon import calm_collector
 from harness.live.http_client import HttpClient
 from harness.live.lag import LagProbe, client_problems, percentile
+from harness.live.latency import calm_collector, short_slices
 from harness.live.parts import Played, Stage
 from harness.live.replay import Replayer, ReplaySettings
 from workloads.model import Session
@@ -48,6 +48,7 @@ class ReplayPlayer:
             await client.open_ahead(min(self.workers, len(self.sessions)))
         stage.ending.drain = replayer.drain
         calm_collector()
+        short_slices()
         probe, cpu = LagProbe(loop), _cpu_s()
         started = stage.clock.now
         failure = asyncio.ensure_future(stage.front.failed())

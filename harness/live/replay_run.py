@@ -12,9 +12,10 @@ import uvloop
 
 from agentsched import AgentschedError, UsageError
 from harness.live.clock import LoopClock
-from harness.live.daemon import Stopping, Tell, calm_collector
+from harness.live.daemon import Stopping, Tell
 from harness.live.http_client import HttpClient
 from harness.live.lag import LagProbe, client_problems, percentile
+from harness.live.latency import calm_collector
 from harness.live.login import WITH_AUTHORITY, WITH_TOKEN, Login
 from harness.live.replay import Replayer, ReplaySettings
 from harness.live.wire import Request

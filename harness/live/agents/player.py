@@ -24,8 +24,8 @@ from harness.live.agents.crew import Crew
 from harness.live.agents.disk import CHECK_S, DiskWatch
 from harness.live.agents.records import TurnBook
 from harness.live.agents.seen import recorded
-from harness.live.daemon import calm_collector
 from harness.live.lag import LagProbe
+from harness.live.latency import calm_collector, short_slices
 from harness.live.loops import run_all
 from harness.live.parts import Played, Stage
 from workloads.agents.base import (
@@ -148,6 +148,7 @@ class _Troupe:
         try:
             await self.crew.start({part: min(self.size, n) for part, n in counts.items()})
             calm_collector()
+            short_slices()
             zero = time.time_ns() - self.stage.clock.now
             (self.folder / CLOCK).write_text(json.dumps({"zero_unix_ns": zero}) + "\n")
             started = self.last_change = self.waiting_until = self.stage.clock.now

@@ -1,0 +1,88 @@
+"""What a process that relays streams asks of the collector of garbage and of the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import os
+import platform
+from ctypes import c_int32, c_uint32, c_uint64
+
+SLICE_US = 100
+"""The shortest that Linux grants. Our choice."""
+_CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
+"""Machine -> numbers of sched_setattr and sched_getattr, which neither Python nor libc has."""
+_RESET_ON_FORK = 0x01
+
+
+def calm_collector() -> None:
+    """Let the garbage collector look at long-lived objects rarely: each look at all of them stops
+    every stream for as long as it takes."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 100)
+
+
+class _Attributes(ctypes.Structure):
+    """sched_attr, as far as the first version of the call has it (linux/sched/types.h)."""
+
+    _fields_ = (
+        ("size", c_uint32),
+        ("policy", c_uint32),
+        ("flags", c_uint64),
+        ("nice", c_int32),
+        ("priority", c_uint32),
+        ("runtime", c_uint64),
+        ("deadline", c_uint64),
+        ("period", c_uint64),
+    )
+
+
+def short_slices(slice_us: int = SLICE_US) -> bool:
+    """Ask that the calling thread runs soon after something arrives for it.
+
+    A gateway has a little to do, often. Where the machine is busy, Linux lets whoever runs go on
+    until its slice is over before it turns to one that woke up, unless that one has the shorter
+    slice; so those who need little at a time may say so (Linux 6.12 and later, no privilege needed;
+    sched(7), sched_setattr(2)). It gets no more of the processor by it. Threads and processes that
+    it starts have the usual slices.
+
+    Returns:
+        Whether it is granted; False on other systems and where the thread has another policy.
+    """
+    numbers = _CALLS.get(platform.machine()) if platform.system() == "Linux" else None
+    if numbers is None:
+        return False
+    setting, asking = numbers
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = _Attributes(size=ctypes.sizeof(_Attributes))
+    size = c_uint32(ctypes.sizeof(_Attributes))
+    if libc.syscall(asking, 0, ctypes.byref(found), size, 0) != 0 or found.policy != os.SCHED_OTHER:
+        return False
+    found.size = ctypes.sizeof(_Attributes)
+    found.flags |= _RESET_ON_FORK
+    found.runtime = slice_us * 1000
+    if libc.syscall(setting, 0, ctypes.byref(found), 0) != 0:
+        return False
+    return slice_of(0) == slice_us * 1000
+
+
+def slice_of(thread: int) -> int | None:
+    """Nanoseconds that a thread (0: the calling one) runs at a time; None where the kernel does not
+    say, 0 where it knows no such setting.
+
+    Raises:
+        ProcessLookupError: there is no such thread.
+    """
+    numbers = _CALLS.get(platform.machine()) if platform.system() == "Linux" else None
+    if numbers is None:
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = _Attributes(size=ctypes.sizeof(_Attributes))
+    size = c_uint32(ctypes.sizeof(_Attributes))
+    if libc.syscall(numbers[1], thread, ctypes.byref(found), size, 0) != 0:
+        if ctypes.get_errno() == errno.ESRCH:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        return None
+    return int(found.runtime)

@@ -1,0 +1,88 @@
+"""A gateway asks the kernel to run soon after it wakes; those that it starts do not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from harness.live.latency import SLICE_US, short_slices, slice_of
+from tests.live.test_commands import free_ports, started, stop, urls
+
+RELEASE = tuple(int(part) for part in platform.release().split(".")[:2] if part.isdigit())
+needs_linux_6_12 = pytest.mark.skipif(
+    platform.system() != "Linux" or RELEASE < (6, 12), reason="Linux has slices since 6.12"
+)
+
+
+def in_thread(work: object) -> None:
+    """So that the process of the tests keeps the slices it has."""
+    assert callable(work)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@needs_linux_6_12
+def test_only_the_thread_that_asks_has_short_slices() -> None:
+    found: dict[str, object] = {"usual": slice_of(0)}
+
+    def ask() -> None:
+        found["granted"] = short_slices()
+        found["own"] = slice_of(0)
+        in_thread(lambda: found.__setitem__("thread", slice_of(0)))
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        found["child"] = slice_of(child.pid)
+        child.communicate(b"\n")
+
+    in_thread(ask)
+    usual = found["usual"]
+    assert usual != SLICE_US * 1000
+    expected = {"granted": True, "own": SLICE_US * 1000, "thread": usual, "child": usual}
+    assert found == {"usual": usual, **expected}
+    assert slice_of(0) == usual
+
+
+@needs_linux_6_12
+def test_a_policy_that_was_chosen_stays() -> None:
+    found: list[object] = []
+
+    def ask() -> None:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        found.extend([short_slices(), os.sched_getscheduler(0)])
+
+    in_thread(ask)
+    assert found == [False, os.SCHED_BATCH]
+
+
+@needs_linux_6_12
+def test_a_slice_that_is_no_use_is_not_granted() -> None:
+    found: list[bool] = []
+    in_thread(lambda: found.append(short_slices(1)))  # Linux gives no less than 100 us
+    assert found == [False]
+
+
+def test_a_thread_that_is_not_there() -> None:
+    if slice_of(0) is None:
+        pytest.skip("this system does not say")
+    with pytest.raises(ProcessLookupError):
+        slice_of(2**22 + 1)  # beyond the largest number that Linux gives
+
+
+@needs_linux_6_12
+def test_a_served_gateway_has_short_slices(tmp_path: Path) -> None:
+    log, engines = tmp_path / "serve.log", tmp_path / "emulate.log"
+    ports = free_ports(3)
+    emulate = ("emulate", "--model", "qwen3-8b", "--topology", "1x1xh100", "--port", ports)
+    with started(engines, *map(str, emulate)) as engine:
+        (url,) = urls(engines, 1)[:1]
+        with started(log, "serve", "--backend", url, "--port", str(ports + 1)) as gateway:
+            urls(log, 2)
+            assert slice_of(gateway.pid) == SLICE_US * 1000
+            assert slice_of(engine.pid) != SLICE_US * 1000
+            assert stop(gateway) == 0
