@@ -170,7 +170,8 @@ def played(job: Job) -> Levels:
     if isinstance(job.place, Point):
         base = cluster()
         made = made_cell(job.place, job.seed, base, TurnCost(base))
-        sessions, where, workers, sim = made.sessions, made.cluster, made.workers, None
+        workers: int | None = made.workers
+        sessions, where, sim = made.sessions, made.cluster, None
     else:
         planned = plan(load_spec(job.place.preset))
         sessions = load_workload(job.place.workload, sessions=job.place.sessions, seed=job.seed)
