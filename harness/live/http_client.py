@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from agentsched import UsageError
+from harness.live.backlog import Backlog
 from harness.live.login import Login, connect_problem
 from harness.live.wire import Call, Receiver, Request, header_text
 
@@ -30,13 +31,20 @@ class HttpClient:
     Args:
         key: the server's own; sent with every request in place of any other.
         tls: for https; None: certificates are held against what the system trusts.
+        backlog: where chunks of answers wait that a call says are under way; None: they are
+            delivered as they come.
 
     Raises:
         UsageError: `url` is not http(s)://host[:port][/path].
     """
 
     def __init__(
-        self, url: str, *, key: str | None = None, tls: ssl.SSLContext | None = None
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         parts = urlsplit(url)
         try:
@@ -47,7 +55,7 @@ class HttpClient:
         if not usable or parts.query or parts.fragment:
             raise UsageError(f"`{url}` is not the address of a server", "as http://127.0.0.1:8000")
         assert parts.hostname is not None
-        self.url = url
+        self.url, self.backlog = url, backlog
         self.host, self.port = parts.hostname, port or (443 if parts.scheme == "https" else 80)
         self.prefix = parts.path.rstrip("/")
         self._ssl = (tls or Login().tls_for(url)) if parts.scheme == "https" else None
@@ -178,6 +186,10 @@ class _Call:
         if self._connection is not None:
             self._connection.pressure(slow)
 
+    def under_way(self) -> None:
+        if self._connection is not None:
+            self._connection.under_way()
+
     def catch_up(self) -> None:
         """Nothing to do: what the socket holds comes by itself."""
 
@@ -210,6 +222,8 @@ class _Upstream(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser
         self._headers: dict[str, str] = {}
         self._until_close = False
+        self._backlog: Backlog | None = None
+        """Where its chunks wait; None: they are handled as they come."""
         self.usable = True
 
     def start(self, call: _Call, payload: bytes) -> None:
@@ -223,6 +237,9 @@ class _Upstream(asyncio.Protocol):
         self._call = None
         self.usable = False
         self._transport.abort()
+
+    def under_way(self) -> None:
+        self._backlog = self._client.backlog
 
     def pressure(self, slow: bool) -> None:
         if slow:
@@ -239,6 +256,14 @@ class _Upstream(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
+        if self._backlog is None:
+            self.take(data)
+        else:
+            self._backlog.put(self, data)
+
+    def take(self, data: bytes) -> None:
+        if not self.usable:  # dropped while the chunk waited
+            return
         if self._call is None:  # an answer nobody asked for
             self._client.forget(self)
             self.drop()
@@ -252,6 +277,8 @@ class _Upstream(asyncio.Protocol):
             self._break(f"the server sent no HTTP: {error}")
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self._backlog is not None:
+            self._backlog.flush()
         self.usable = False
         self._client.forget(self)
         # These hold the connection, as it holds them: let go, so that nothing waits for the
@@ -297,7 +324,7 @@ class _Upstream(asyncio.Protocol):
         call = self._call
         if call is None or not call.answered:
             return
-        self._call = None
+        self._call = self._backlog = None
         self._transport.resume_reading()
         if self._parser.should_keep_alive() and not self._until_close:
             self._client.keep(self)

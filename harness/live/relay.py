@@ -205,8 +205,11 @@ class Relay:
             self.withdraw()
             self._engine_broke(error.message)
             return
-        if reply.began and not began and not self._driver.first_token(self.live):
-            return
+        if reply.began and not began:
+            if not self._driver.first_token(self.live):
+                return
+            if self._call is not None:
+                self._call.under_way()
         if self.reading.stream:
             self._forward(shown)
 

@@ -17,6 +17,7 @@ from harness.control.ledger import ReplicaConfig
 from harness.control.plane import ControlPlane
 from harness.control.records import Capacity
 from harness.live.access import Access, Guard, TlsFiles, check_exposure, tls_context
+from harness.live.backlog import Backlog
 from harness.live.clock import LoopClock
 from harness.live.driver import LiveDriver
 from harness.live.eventlog import EventLog
@@ -157,8 +158,9 @@ class ServedGateway:
         check_exposure(self.settings.admin_host, self.settings.admin_access, "the admin port")
         self._tls = tls_context(self.settings.tls) if self.settings.tls is not None else None
         bring = self.settings.backend
+        backlog = Backlog()
         self.clients = {
-            name: HttpClient(url, key=bring.token, tls=bring.tls_for(url))
+            name: HttpClient(url, key=bring.token, tls=bring.tls_for(url), backlog=backlog)
             for name, url in zip(names, backends, strict=True)
         }
         self._event_log_path = event_log

@@ -95,6 +95,10 @@ class Call(Protocol):
         """True: stop reading for now; False: go on."""
         ...
 
+    def under_way(self) -> None:
+        """The answer has begun: what follows may wait behind requests and first tokens."""
+        ...
+
     def catch_up(self) -> None:
         """Deliver at once what there is so far; without effect over a socket."""
         ...
@@ -167,6 +171,9 @@ class _LoopbackExchange:
     def pressure(self, slow: bool) -> None:
         if self.on_pressure is not None:
             self.on_pressure(slow)
+
+    def under_way(self) -> None:
+        """Plain calls wait for nothing."""
 
     def catch_up(self) -> None:
         if self._receiver is not None and self.on_catch_up is not None:
