@@ -1,21 +1,22 @@
 """Headroom: a session runs to its end on one replica, and everything is weighed in seconds.
 
     room     text that sessions share counts once; capacity is what the engine's gauge shows
-    rank     fewest turns done first: contexts grow, so they take the least room for a turn; an aged
-             turn goes before all of them
+    rank     least work left first: tokens of context x turns that it is expected to take yet; an
+             aged turn goes before all of them
     acting   a session keeps its room while it is as likely as not to be back within the time that
              computing the replica's whole KV takes
-    turn     home if it fits beside what runs and sessions of higher rank, and no other replica is
-             cheaper; what does not fit moves, if computing its KV again costs fewer seconds than
-             the wait for room (or stays, if it pushes out less than that), or waits
-    queue    by rank, beside everyone who has a place; whoever does not fit waits for one replica,
-             whose room nobody of lower rank takes; a session whose KV has been evicted since goes
-             anywhere
+    turn     home if its KV is still there and what runs leaves room: the engine then evicts what
+             was used least recently. A turn whose KV is gone must fit beside everyone, or moves, or
+             waits, whichever costs fewer seconds
+    queue    KV still there first, then by rank, beside everyone who has a place; whoever does not
+             fit waits for one replica, whose room nobody behind it takes; a session whose KV has
+             been evicted since goes anywhere
+    place    the emptiest of the replicas that cost at most a second more than the cheapest
+    prefill  elsewhere if that costs less, by half a second where the turn's KV is at home
     cost     (queued + uncached) / rate + uncached / rate x turns stalled + output x slope x turns
 
-Nobody is paused in the background: a session loses its place only when a turn of it arrives and
-does not fit. If everything fits, nothing is held. Rates, slope, outputs, tool times, capacity and
-what a shared store saves are all learned from the turns and the engine's gauges.
+If everything fits, nothing is held. Rates, slope, outputs, tool times, turns of a session, capacity
+and what a shared store saves are all learned from the turns and the engine's gauges.
 
 Starvation is bounded by the order: once a turn is aged, its room is kept free on one replica, so it
 waits at most for the turns running there and for aged ones before it.
@@ -24,6 +25,7 @@ waits at most for the turns running there and for aged ones before it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 
 from schedulers import events as ev
@@ -33,6 +35,7 @@ from schedulers.headroom_config import HeadroomConfig
 from schedulers.headroom_costs import Costs, Sent
 from schedulers.headroom_room import Kept, Room, Union
 from schedulers.headroom_tools import ToolCalls
+from schedulers.headroom_turns import TurnsLeft
 from schedulers.pools import by_id, serving
 from schedulers.types import NS, Turn
 from schedulers.views import ClusterView, ReplicaView, SessionView
@@ -61,6 +64,7 @@ class Headroom(AdmissionScheduler):
         super().__init__(config, rng)
         self.costs = Costs(self.config.rate_tokens_per_s)
         self.tools = ToolCalls(self.config.tool_history)
+        self.turns = TurnsLeft(self.config.session_history)
         self.room = Room(self.config.measure_capacity, self.config.share_text)
         self._lacked: dict[str, int] = {}
         """Turn that moved -> prompt tokens that its new replica was not known to have."""
@@ -104,7 +108,10 @@ class Headroom(AdmissionScheduler):
             case ev.ReplicaSampled():
                 self.room.sampled(event, cluster)
             case ev.SessionClosed(_, name):
-                self._closed(name, now, cluster)
+                self.tools.forget(name)
+                self.turns.ended(cluster.sessions[name].turns_finished)
+                context = self._context.pop(name, 0)
+                self.room.ended(name, cluster.sessions[name].last_replica, context, now)
                 yield WakeAt(now)  # the view still shows the session: look right after this event
                 return
         if self._next_tick is not None and now >= self._next_tick:
@@ -121,8 +128,11 @@ class Headroom(AdmissionScheduler):
         since = session.waiting_since
         if since is not None and now - since >= self.config.aging_s * NS:
             return _AGED, since, 0, session.id
-        turns = session.turns_finished if self.config.rank_by_turns else 0
-        return _OTHER, turns, session.arrived_at, session.id
+        if self.config.rank == "work":  # tokens of context held, times the turns yet to come
+            rank = round(self.turns.expected(session.turns_finished) * session.tokens)
+        else:
+            rank = session.turns_finished if self.config.rank == "turns" else 0
+        return _OTHER, rank, session.arrived_at, session.id
 
     def _with(
         self, replica: ReplicaView, me: SessionView, now: int, cluster: ClusterView, everyone: bool
@@ -169,15 +179,12 @@ class Headroom(AdmissionScheduler):
         return found
 
     def _sweep(self, replica: ReplicaView) -> int:
-        """Nanoseconds that computing the replica's whole KV takes. KV of one session saves its
-        prefill, tokens / rate of the whole replica, and costs tokens / capacity of its room while
-        a tool runs: it is worth its room for capacity / rate."""
-        if replica.capacity_tokens is None:
-            return 0
-        return round(self.room.capacity(replica) / self.costs.rate(replica.id) * NS)
+        """Nanoseconds for which KV there is worth its room while a tool runs."""
+        return self.costs.sweep(replica, self.room.capacity(replica), self.config.use_store)
 
     def _keeps(self, session: SessionView, replica: ReplicaView, now: int) -> bool:
-        return not self.config.long_tools or self.tools.keeps(session.id, now, self._sweep(replica))
+        sweep = self._sweep(replica)
+        return not self.config.long_tools or self.tools.keeps(session.id, now, sweep)
 
     def _fits(
         self,
@@ -186,13 +193,13 @@ class Headroom(AdmissionScheduler):
         now: int,
         cluster: ClusterView,
         *,
-        fill: float = 1.0,
         everyone: bool = False,
+        move: bool = False,
     ) -> bool:
         if replica.capacity_tokens is None:
             return True
-        total = self._with(replica, me, now, cluster, everyone)
-        return total <= fill * self.room.capacity(replica)
+        total = self._with(replica, me, now, cluster, everyone or move)
+        return total <= (self.config.move_fill if move else 1.0) * self.room.capacity(replica)
 
     # Turns.
 
@@ -203,29 +210,44 @@ class Headroom(AdmissionScheduler):
             yield Hold(turn.id, why="no place yet")
             yield from self._let_in(now, cluster)
             return
-        if self._fits(session, home, now, cluster):
+        if self._fits(session, home, now, cluster, everyone=self.config.keep_while_there):
             target = self._cheaper(session, turn, home, now, cluster) or home
             yield self._route(session, turn, target, now, cluster, "has a place")
             return
+        if self.config.keep_while_there and self._goes_on(session, home, now, cluster):
+            yield self._route(session, turn, home, now, cluster, "its KV is there")
+            return
         elsewhere = self._elsewhere(session, turn, home, now, cluster)
         if elsewhere is not None:
-            why = "no room at home, cheaper"
-            if self._pushes(session, turn, home, elsewhere, now, cluster):
-                elsewhere, why = home, "pushes out less than moving computes"
-            yield self._route(session, turn, elsewhere, now, cluster, why)
+            yield self._route(session, turn, elsewhere, now, cluster, "no room at home, cheaper")
             return
         self._counts["held"] += 1
         yield Hold(turn.id, why="no room beside sessions of higher rank")
         if not session.in_flight:
             yield Pause(session.id, why="waits for room")
 
+    def _goes_on(self, me: SessionView, home: ReplicaView, now: int, cluster: ClusterView) -> bool:
+        """Whether its KV is there and what runs leaves room: what it pushes out is the KV that was
+        used least recently, and whose that was must fit beside everyone to go on."""
+        if not self.room.alive(me.id, home, cluster):
+            return False
+        capacity = self.room.capacity(home)
+        kept = self._kept_for.get(home.id)
+        if kept is not None and kept.aged and kept.session != me.id:
+            capacity -= kept.tokens
+        running = self._beside(home, me, now, cluster, (_RUNNING, 0, 0, ""))
+        need = cluster.tokens(me.id) + self.costs.output
+        return not running.total or running.total + running.adds(me.id, need) <= capacity
+
     def _uncached(self, turn: Turn, replica: ReplicaView, cluster: ClusterView) -> float:
         """Tokens to compute there: what was never sent there, and all of the session's own if it
-        has been evicted since. A shared store is believed to have what it had for others."""
+        has been evicted since. A shared store is believed to have of it what it had of others."""
         lacks = turn.prompt.tokens - cluster.cached_tokens(turn.prompt, replica.id)
-        if cluster.evidence(turn.session, replica.id) is not None:
-            return lacks if self.room.alive(turn.session, replica) else turn.prompt.tokens
-        return lacks * (1 - self.costs.store_share)
+        evidence = cluster.evidence(turn.session, replica.id)
+        ran = evidence is not None or self.room.ran(turn.session, replica.id)
+        if ran and self.room.alive(turn.session, replica, cluster):
+            return lacks
+        return (turn.prompt.tokens if ran else lacks) * (1 - self.costs.store_share)
 
     def _turn_s(self, turn: Turn, replica: ReplicaView, cluster: ClusterView) -> float:
         return self.costs.turn_s(self._uncached(turn, replica, cluster), replica, own=False)
@@ -246,54 +268,26 @@ class Headroom(AdmissionScheduler):
             if replica.id == home.id or replica.in_flight >= home.in_flight:
                 continue
             cost = self._turn_s(turn, replica, cluster)
-            if cost < limit and self._may_move(me, replica, now, cluster):
+            if cost < limit and self._fits(me, replica, now, cluster, move=True):
                 best, limit = replica, cost
         if best is not None:
             self._counts["rebalanced"] += 1
         return best
 
-    def _may_move(
-        self, me: SessionView, replica: ReplicaView, now: int, cluster: ClusterView
-    ) -> bool:
-        return self._fits(me, replica, now, cluster, fill=self.config.move_fill, everyone=True)
-
     def _elsewhere(
         self, me: SessionView, turn: Turn, home: ReplicaView, now: int, cluster: ClusterView
     ) -> ReplicaView | None:
         """The cheapest other replica with room, if going there costs less than waiting here."""
-        fitting = [
-            r for r in serving(cluster) if r.id != home.id and self._may_move(me, r, now, cluster)
-        ]
+        others = [replica for replica in serving(cluster) if replica.id != home.id]
+        fitting = [r for r in others if self._fits(me, r, now, cluster, move=True)]
         if not fitting:
             return None
-        costs = [self._turn_s(turn, replica, cluster) for replica in fitting]
-        best = min(range(len(fitting)), key=lambda i: costs[i])
-        if self.config.use_costs:
-            stay = self._wait_s(me, home, now, cluster) + self._turn_s(turn, home, cluster)
-            if costs[best] >= stay:
-                return None
-        return fitting[best]
-
-    def _pushes(
-        self,
-        me: SessionView,
-        turn: Turn,
-        home: ReplicaView,
-        other: ReplicaView,
-        now: int,
-        cluster: ClusterView,
-    ) -> bool:
-        """Whether to run at home beside the turns that run there, though what it lacks will be
-        evicted from sessions between turns and computed again: fewer tokens than a move computes.
-        """
-        if not self.config.use_costs or not self.room.alive(me.id, home):
-            return False
-        need, capacity = cluster.tokens(me.id) + self.costs.output, self.room.capacity(home)
-        running = self._beside(home, me, now, cluster, (_RUNNING, 0, 0, ""))
-        if running.total + running.adds(me.id, need) > capacity:
-            return False
-        lacking = self._with(home, me, now, cluster, everyone=True) - capacity
-        return lacking < self._uncached(turn, other, cluster)
+        cost, best = min(
+            ((self._turn_s(turn, replica, cluster), replica) for replica in fitting),
+            key=lambda one: one[0],
+        )
+        stay = self._wait_s(me, home, now, cluster) + self._turn_s(turn, home, cluster)
+        return None if self.config.use_costs and cost >= stay else best
 
     def _wait_s(
         self, me: SessionView, replica: ReplicaView, now: int, cluster: ClusterView
@@ -301,8 +295,7 @@ class Headroom(AdmissionScheduler):
         """Until room comes free: what is lacking over the rate at which ended sessions gave KV
         back there."""
         freed = self.room.freed_per_s(replica.id, now)
-        lacking = self._with(replica, me, now, cluster, everyone=False)
-        lacking -= self.room.capacity(replica)
+        lacking = self._with(replica, me, now, cluster, False) - self.room.capacity(replica)
         return float("inf") if not freed else max(0.0, lacking) / freed
 
     def _route(
@@ -314,14 +307,18 @@ class Headroom(AdmissionScheduler):
         cluster: ClusterView,
         why: str,
     ) -> Route:
-        uncached = self._uncached(turn, target, cluster)
-        leg = self.costs.prefiller(turn, uncached, target, cluster)
+        at_home = session.last_replica == target.id and self.room.alive(session.id, target, cluster)
+        gain = self.config.prefill_gain if at_home else 0.0
+        uncached = partial(self._uncached, turn, cluster=cluster)
+        leg = self.costs.prefiller(target, cluster, uncached, gain)
         at = leg or target
         lacks = turn.prompt.tokens - cluster.cached_tokens(turn.prompt, at.id)
         if session.last_replica not in (None, target.id):
             self._counts["moved"] += 1
             self._lacked[turn.id] = lacks
         self.room.touched(session.id, target.id, turn.prompt.tokens)
+        if leg is not None:
+            self.room.touched(session.id, leg.id, turn.prompt.tokens)
         self._everyone.clear()
         sent = Sent(now, at.id, lacks, at.queued_prefill_tokens, target.in_flight)
         self.costs.sent(turn.id, sent)
@@ -340,7 +337,7 @@ class Headroom(AdmissionScheduler):
         pool = [s for s in cluster.sessions.values() if s.waiting and not s.in_flight]
         replicas = len(serving(cluster))
         patience = _PATIENCE * replicas
-        for session in sorted(pool, key=lambda one: self._rank(one, now)):
+        for session in sorted(pool, key=lambda one: self._order(one, now, cluster)):
             target = self._place(session, now, cluster)
             if target is None:
                 self._keep_room(session, now, cluster)
@@ -351,31 +348,39 @@ class Headroom(AdmissionScheduler):
             for turn in list(session.waiting):
                 yield self._route(session, turn, target, now, cluster, "let in")
 
+    def _order(self, me: SessionView, now: int, cluster: ClusterView) -> tuple[int, bool, Rank]:
+        """Aged ones first, then those that have KV to lose by waiting, then by rank."""
+        rank, before = self._rank(me, now), by_id(serving(cluster), me.last_replica)
+        gone = before is None or not self.room.alive(me.id, before, cluster)
+        return rank[0], gone and self.config.there_first, rank
+
     def _place(self, me: SessionView, now: int, cluster: ClusterView) -> ReplicaView | None:
-        """Where it was, if its KV is there and it fits; else, if it gains by it, elsewhere."""
+        """Where it was, if its KV is there and it fits; else, if it gains by it, elsewhere: the
+        emptiest of those where it costs at most `rebalance_gain` more than at the cheapest."""
         before = by_id(serving(cluster), me.last_replica)
         everyone = self._rank(me, now)[0] != _AGED
-        if before is not None and self.room.alive(me.id, before):
+        if before is not None and self.room.alive(me.id, before, cluster):
             if self._fits(me, before, now, cluster, everyone=everyone):
                 return before
             return self._elsewhere(me, me.waiting[0], before, now, cluster)
-        fitting = [
-            r for r in serving(cluster) if self._fits(me, r, now, cluster, everyone=everyone)
-        ]
+        pool = serving(cluster)
+        fitting = [r for r in pool if self._fits(me, r, now, cluster, everyone=everyone)]
+        if self.config.use_costs and fitting:
+            costs = [self._turn_s(me.waiting[0], replica, cluster) for replica in fitting]
+            limit = min(costs) + self.config.rebalance_gain
+            fitting = [r for r, cost in zip(fitting, costs, strict=True) if cost <= limit]
 
         def crowding(replica: ReplicaView) -> tuple[float, int]:
-            if replica.capacity_tokens is None:
-                return float(replica.in_flight), replica.in_flight
             used = self._with(replica, me, now, cluster, everyone=True)
             return used / self.room.capacity(replica), replica.in_flight
 
         return min(fitting, key=crowding, default=None)
 
     def _keep_room(self, me: SessionView, now: int, cluster: ClusterView) -> None:
-        """Where its KV is, or most is free, room goes to no session of lower rank."""
+        """Where its KV is, or most is free, room goes to nobody behind it in the queue."""
         open_ones = [r for r in serving(cluster) if r.id not in self._kept_for]
         target = by_id(serving(cluster), me.last_replica)
-        if target is None or not self.room.alive(me.id, target):
+        if target is None or not self.room.alive(me.id, target, cluster):
             target = min(
                 open_ones, key=lambda r: self._with(r, me, now, cluster, False), default=None
             )
@@ -392,9 +397,3 @@ class Headroom(AdmissionScheduler):
         self.costs.finished(event, self._lacked.pop(event.turn_id, None))
         self._context[event.session] = event.usage.total
         self.room.touched(event.session, event.replica, event.usage.total)
-
-    def _closed(self, name: str, now: int, cluster: ClusterView) -> None:
-        self.tools.forget(name)
-        session = cluster.sessions[name]
-        context = self._context.pop(name, 0)
-        self.room.ended(name, session.last_replica, context, now)

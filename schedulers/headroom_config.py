@@ -4,6 +4,7 @@ ship; docs/headroom.md has what each of them changes."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,22 @@ class HeadroomConfig:
     rebalance: bool = True
     "A turn that fits at home may still move where it is cheaper."
     rebalance_gain: float = 1.0
-    "Seconds that such a move must save."
-    rank_by_turns: bool = True
-    "Fewest turns done first; False: order of arrival."
+    "Seconds that such a move must save, or a first place must cost more, to count."
+    keep_while_there: bool = True
+    """A session whose KV is still there goes on beside what runs; False: beside all of higher rank,
+    whether its own KV is still there or not."""
+    there_first: bool = True
+    "Of the queue, those whose KV is still there go before the others."
+    prefill_gain: float = 0.5
+    """Seconds that prefilling elsewhere must save a turn whose KV is at home: others gain by it,
+    but its own first token comes later."""
+    use_store: bool = True
+    "Sessions keep their room in tool calls for less long where a shared store has their KV too."
+    rank: Literal["work", "turns", "arrival"] = "work"
+    """Who goes first: those with the least work left (tokens of context x turns expected yet), with
+    the fewest turns done, or who came first."""
+    session_history: int = 256
+    "Ended sessions whose numbers of turns are kept."
     rate_tokens_per_s: float = 8000.0
     "Prefill rate of a replica before any was measured."
     tool_history: int = 256
@@ -36,5 +50,7 @@ class HeadroomConfig:
     def __post_init__(self) -> None:
         if not 0 < self.move_fill <= 1.5 or self.aging_s <= 0:
             raise ValueError("move_fill must be above 0 and at most 1.5, aging_s positive")
-        if self.rate_tokens_per_s <= 0 or self.tool_history < 1:
-            raise ValueError("rate_tokens_per_s and tool_history must be positive")
+        if self.rate_tokens_per_s <= 0 or min(self.tool_history, self.session_history) < 1:
+            raise ValueError("rate_tokens_per_s and both histories must be positive")
+        if self.rank not in ("work", "turns", "arrival"):
+            raise ValueError(f"rank is {self.rank!r}, not one of work, turns, arrival")

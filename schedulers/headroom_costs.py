@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from schedulers import events as ev
 from schedulers.pools import prefillers
-from schedulers.types import NS, Turn
+from schedulers.types import NS
 from schedulers.views import ClusterView, ReplicaView
 
 
@@ -77,18 +78,39 @@ class Costs:
         slope = line.slope if line is not None else 0.0
         return queued + prefill * (1 + others) + self.output * slope * others
 
+    def sweep(self, replica: ReplicaView, capacity: float, use_store: bool) -> int:
+        """Nanoseconds that computing the replica's whole KV takes. KV of one session saves its
+        prefill, tokens / rate of the whole replica, and costs tokens / capacity of its room while
+        a tool runs: it is worth its room for capacity / rate, less what a shared store saves."""
+        if replica.capacity_tokens is None:
+            return 0
+        saved = self.store_share if use_store else 0.0
+        return round((1 - saved) * capacity / self.rate(replica.id) * NS)
+
     def prefiller(
-        self, turn: Turn, uncached: float, decoder: ReplicaView, cluster: ClusterView
+        self,
+        decoder: ReplicaView,
+        cluster: ClusterView,
+        uncached: Callable[[ReplicaView], float],
+        gain: float,
     ) -> ReplicaView | None:
-        """A prefill replica, where that is cheaper than stalling the decoder."""
-        stalls, best = uncached * (1 + decoder.in_flight), None
-        least = self.prefill_s(stalls + decoder.queued_prefill_tokens, decoder.id)
+        """A prefill replica, where that is cheaper than stalling the decoder.
+
+        Args:
+            uncached: tokens of the turn that a replica would compute.
+            gain: seconds that it must save.
+        """
+        best, least = None, self._stall_s(decoder, uncached) - gain
         for replica in prefillers(cluster):
-            lacks = turn.prompt.tokens - cluster.cached_tokens(turn.prompt, replica.id)
-            cost = self.prefill_s(lacks + replica.queued_prefill_tokens, replica.id)
+            cost = self._stall_s(replica, uncached)
             if cost < least:
                 best, least = replica, cost
         return best
+
+    def _stall_s(self, replica: ReplicaView, uncached: Callable[[ReplicaView], float]) -> float:
+        """Seconds until the prompt is computed there, and of the turns that it makes wait."""
+        tokens = uncached(replica) * (1 + replica.in_flight) + replica.queued_prefill_tokens
+        return self.prefill_s(tokens, replica.id)
 
     def sent(self, turn: str, sent: Sent) -> None:
         self._sent[turn] = sent

@@ -135,15 +135,25 @@ class Room:
         order[session] = tokens
         order.move_to_end(session)
 
-    def alive(self, session: str, replica: ReplicaView) -> bool:
-        """Whether least-recently-used eviction has spared the session's KV: contexts used there
-        since, those of ended sessions too, and its own fit together."""
+    def ran(self, session: str, replica: str) -> bool:
+        """Whether a turn of the session, or its prefill, is on record there."""
+        return session in self._used.get(replica, ())
+
+    def alive(self, session: str, replica: ReplicaView, cluster: ClusterView) -> bool:
+        """Whether least-recently-used eviction has spared the session's KV: contexts that run
+        there, those used there since, of ended sessions too, and its own fit together."""
         order, since = self._used.get(replica.id), self.union()
         if order is None or session not in order:
             return False
         capacity = self.capacity(replica)
+        running = {name for name in replica.sessions if cluster.sessions[name].in_flight}
+        for name in running:
+            since.add(name, cluster.tokens(name))
+        if since.total > capacity:
+            return session in running
         for name in reversed(order):
-            since.add(name, order[name])
+            if name not in running:
+                since.add(name, order[name])
             if since.total > capacity:
                 break
             if name == session:

@@ -79,8 +79,8 @@ class WrongHeadroom(Headroom):
         return max(0.0, turn.prompt.tokens - believed)
 
     def _rank(self, session: SessionView, now: int) -> Rank:
-        group, turns, arrived, name = super()._rank(session, now)
-        return group, round(turns * self._factor("turns", session.id)), arrived, name
+        group, work, arrived, name = super()._rank(session, now)
+        return group, round(work * self._factor("turns", session.id)), arrived, name
 
     def _turn_s(self, turn: Turn, replica: ReplicaView, cluster: ClusterView) -> float:
         seconds = super()._turn_s(turn, replica, cluster)

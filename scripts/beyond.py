@@ -105,10 +105,23 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "shared text counts for each": {"share_text": False},
     "capacity as reported": {"measure_capacity": False},
     "acting sessions always keep their room": {"long_tools": False},
-    "queue by arrival, not by turns": {"rank_by_turns": False},
+    "fewest turns done first, not least work left": {"rank": "turns"},
+    "queue by arrival": {"rank": "arrival"},
+    "KV that is there does not go on": {"keep_while_there": False},
+    "KV that is there not first in the queue": {"there_first": False},
     "no costs: moves where it fits": {"use_costs": False},
     "no moves while it fits": {"rebalance": False},
+    "prefill replicas at any gain": {"prefill_gain": 0.0},
+    "a shared store saves no room": {"use_store": False},
 }
+ABLATED = (
+    "GLM-4.7, SWE-bench, 160",
+    "Qwen3-32B, SWE-bench long, 160",
+    "SMetric, colocated, agents",
+    "SMetric, disaggregated, agents",
+    "ConServe, homogeneous, 0.3/s",
+)
+"""Cells beside the regimes and AutomationBench, so that each rule matters somewhere."""
 ERRORS = (0.1, 0.5, 1.0)
 SIGNALS = ("capacity", "context", "cached", "rate", "output", "turns")
 
@@ -140,8 +153,9 @@ def matrix_jobs(seeds: Sequence[int]) -> Iterator[Job]:
 
 
 def ablation_jobs(seeds: Sequence[int]) -> Iterator[Job]:
+    cells = [(cell.title, cell) for cell in CELLS if cell.title in ABLATED]
     for seed in seeds:
-        for title, place in _study_places():
+        for title, place in (*_study_places(), *cells):
             for label, settings in ABLATIONS.items():
                 yield Job("ablations", title, label, seed, place, "headroom", settings)
 

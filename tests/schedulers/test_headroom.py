@@ -11,15 +11,16 @@ from harness.capacity import Cluster, resolve_cluster
 from harness.control.operations import Dispatch
 from schedulers.headroom import Headroom
 from schedulers.headroom_config import HeadroomConfig
-from schedulers.headroom_costs import Line
+from schedulers.headroom_costs import Costs, Line
 from schedulers.headroom_room import Room
 from schedulers.headroom_tools import ToolCalls, ToolTimes
+from schedulers.headroom_turns import TurnsLeft
 from schedulers.types import NS, ReplicaSample, ToolSignal
 from scripts.regressions import session
 from tests.schedulers.plane_driver import PlaneDriver, mixed, replica, text
 
 
-def driver(*names: str, capacity: int = 10_000, **config: float) -> PlaneDriver:
+def driver(*names: str, capacity: int = 10_000, **config: float | str) -> PlaneDriver:
     given = HeadroomConfig(**config)  # type: ignore[arg-type]
     return PlaneDriver(Headroom(given), mixed(*names, capacity=capacity))
 
@@ -38,6 +39,20 @@ def test_new_sessions_go_to_the_emptiest_replica_and_stay() -> None:
     assert turn(one, "b", 1000) == "r1"
     assert turn(one, "c", 1000) == "r1"
     assert turn(one, "a", 3500) == "r0"
+
+
+@pytest.mark.parametrize(("costs", "expected"), [(True, "r0"), (False, "r1")])
+def test_a_first_place_is_not_where_the_prompt_stalls_others_for_long(
+    costs: bool, expected: str
+) -> None:
+    """At 8,000 tokens a second 8,000 take 1 s, and 3 s with the two turns in flight on r1: more
+    than a second more, though r1 holds 2,000 tokens and r0 4,000."""
+    one = driver("r0", "r1", capacity=100_000, use_costs=costs)
+    assert turn(one, "a", 4000) == "r0"
+    for name in ("b", "c"):
+        assert one.place(name, text((name, 1000))) == "r1"
+        one.first_token(name)
+    assert one.place("d", text(("d", 8000))) == expected
 
 
 def test_what_does_not_fit_waits_and_gets_in_when_a_session_ends() -> None:
@@ -68,7 +83,9 @@ def test_a_turn_held_beside_another_of_its_session_gets_in() -> None:
     assert in_flight == {"a"} or one.view.sessions["a"].in_flight
 
 
-def test_the_queue_goes_by_fewest_turns_and_takes_no_place_from_sessions_between_turns() -> None:
+def test_the_queue_goes_by_rank_and_takes_no_place_from_sessions_between_turns() -> None:
+    """Only the blocker has ended, after 1 turn: the veteran with 5,500 tokens is expected to take 3
+    turns more, the newcomer with 5,600 (1 + 0) / 2."""
     one = driver("r0")
     for _ in range(3):
         turn(one, "veteran", 2000)
@@ -92,20 +109,77 @@ def test_the_queue_goes_by_fewest_turns_and_takes_no_place_from_sessions_between
     assert [d.turn.session for d in done if isinstance(d, Dispatch)] == ["new"]
 
 
-def test_it_stays_where_it_pushes_out_less_than_a_move_would_compute() -> None:
-    """Of 10,000 tokens 4,000 are there with c between turns, and 6,400 are needed: 400 pushed out,
-    or 6,200 computed on r1. What runs must fit all the same."""
-    one = driver("r0", "r1")
-    assert turn(one, "a", 5000) == "r0"
-    assert turn(one, "b", 6000) == "r1"
-    assert turn(one, "c", 4000) == "r0"
-    one.close("b")
-    turn(one, "a", 5100)
+@pytest.mark.parametrize(
+    ("rank", "expected"), [("work", "old"), ("turns", "young"), ("arrival", "old")]
+)
+def test_least_work_left_goes_before_fewest_turns(rank: str, expected: str) -> None:
+    """Sessions have ended after 4 and 2 turns. Old has taken 3 and is expected to take (1 + 3) / 2
+    more with 5,000 tokens: 10,000; young has taken 1, (3 + 1 + 1) / 3 more with 7,500: 12,500."""
+    one = driver("r0", capacity=12_000, rank=rank)
+    for _ in range(4):
+        turn(one, "ended", 100)
+    one.close("ended")
+    for _ in range(3):
+        turn(one, "old", 1000)
+    turn(one, "young", 3000)
+    turn(one, "blocker", 7000)
+    one.place("blocker", text(("blocker", 11_900)))  # the KV of both is gone
+    one.first_token("blocker")
+    one.arrive("young", text(("young", 7500)))
+    one.arrive("old", text(("old", 5000)))
+    one.finish("blocker")
+    one.close("blocker")
+    done = one.advance(2)
+    assert [d.turn.session for d in done if isinstance(d, Dispatch)] == [expected]
+
+
+def test_turns_left_by_hand() -> None:
+    left = TurnsLeft(kept=3)
+    assert left.expected(0) == 0
+    assert left.expected(5) == 5  # as long again
+    for turns in (100, 4, 6, 10):  # the first is forgotten
+        left.ended(turns)
+    assert left.expected(0) == (4 + 6 + 10 + 0) / 4
+    assert left.expected(5) == (1 + 5 + 5) / 3
+    assert left.expected(6) == (4 + 6) / 2  # one that took 6 is over
+    assert left.expected(20) == 20
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(0, 40), st.integers(1, 20))
+def test_turns_left_as_counted_one_by_one(ended: list[int], done: int, kept: int) -> None:
+    left = TurnsLeft(kept)
+    for turns in ended:
+        left.ended(turns)
+        left.expected(done)  # what it remembers of this must not outlive the next end
+    more = [turns - done for turns in ended[-kept:] if turns > done] + [done]
+    assert left.expected(done) == pytest.approx(sum(more) / len(more))
+
+
+def test_a_turn_whose_kv_is_there_goes_on_and_whose_was_pushed_out_waits() -> None:
+    """Of 10,000 tokens 4,000 are there with c between turns, and 6,400 are needed: c's KV is gone,
+    and 4,100 do not fit beside 6,200."""
+    one = driver("r0")
+    turn(one, "c", 4000)
+    turn(one, "a", 5000)
     assert one.place("a", text(("a", 6200))) == "r0"
     one.first_token("a")
     one.finish("a")
-    one.place("c", text(("c", 4100)))
-    assert one.place("a", text(("a", 6300))) == "r1"
+    held = one.arrive("c", text(("c", 4100)))
+    assert not [d for d in held if isinstance(d, Dispatch)]
+
+
+def test_what_runs_counts_for_eviction_though_it_was_sent_long_ago() -> None:
+    """b was sent before c's turn, and runs: 3,000 of c, 5,000 of b and 3,000 of d are too many."""
+    one = driver("r0")
+    one.place("b", text(("b", 5000)))
+    one.first_token("b")
+    turn(one, "c", 3000)
+    room = one.scheduler.room  # type: ignore[attr-defined]
+    where = one.view.replica("r0")
+    assert room.alive("c", where, one.view)
+    room.touched("d", "r0", 3000)
+    assert not room.alive("c", where, one.view)
 
 
 def test_text_that_sessions_share_counts_once() -> None:
@@ -146,14 +220,14 @@ def test_kv_is_gone_once_contexts_used_since_fill_the_replica() -> None:
     room = Room(measure=False)
     room.touched("a", "r0", 4000)
     room.touched("b", "r0", 5000)
-    assert room.alive("a", where)  # 9,000 together
+    assert room.alive("a", where, one.view)  # 9,000 together
     room.touched("c", "r0", 3000)
-    assert not room.alive("a", where)  # 12,000 with what came after it
-    assert room.alive("b", where)
+    assert not room.alive("a", where, one.view)  # 12,000 with what came after it
+    assert room.alive("b", where, one.view)
     room.touched("a", "r0", 4000)
-    assert not room.alive("b", where)
+    assert not room.alive("b", where, one.view)
     room.lost("r0")
-    assert not room.alive("a", where)
+    assert not room.alive("a", where, one.view)
 
 
 def test_a_session_whose_kv_is_gone_is_let_in_where_room_is() -> None:
@@ -166,7 +240,7 @@ def test_a_session_whose_kv_is_gone_is_let_in_where_room_is() -> None:
     assert not [d for d in held if isinstance(d, Dispatch)]
     one.finish("c")
     assert one.place("c", text(("c", 9500))) == "r0"
-    assert not one.scheduler.room.alive("a", one.view.replica("r0"))  # type: ignore[attr-defined]
+    assert not one.scheduler.room.alive("a", one.view.replica("r0"), one.view)  # type: ignore[attr-defined]
     one.close("b")
     done = one.advance(1)
     assert [(d.turn.session, d.decode) for d in done if isinstance(d, Dispatch)] == [("a", "r1")]
@@ -220,6 +294,34 @@ def test_a_prefill_replica_computes_what_would_stall_a_decoder() -> None:
     assert (busy.decode, busy.prefill) == ("d0", "p0")
 
 
+@pytest.mark.parametrize(("gain", "expected"), [(0.5, None), (0.0, "p0")])
+def test_a_prompt_whose_kv_is_at_home_goes_to_a_prefill_replica_only_for_a_gain(
+    gain: float, expected: str | None
+) -> None:
+    """800 new tokens at 8,000 a second, with one other turn in flight: 0.2 s at home, 0.1 s on p0,
+    which has the rest too."""
+    one = PlaneDriver(
+        Headroom(HeadroomConfig(prefill_gain=gain)),
+        [replica("p0", "prefill"), replica("d0", "decode")],
+    )
+    one.place("other", text(("other", 1000)))
+    one.first_token("other")
+    assert one.dispatch("a", text(("a", 20_000))).prefill == "p0"
+    one.leg("a")
+    one.first_token("a")
+    one.finish("a")
+    assert one.dispatch("a", text(("a", 20_800))).prefill == expected
+
+
+def test_a_shared_store_makes_room_in_tool_calls_worth_less() -> None:
+    """Computing 16,000 tokens takes 2 s at 8,000 a second; a store that has 3/4 saves 1.5 s."""
+    costs = Costs(8000.0)
+    costs.store_share = 0.75
+    view = driver("r0", capacity=16_000).view.replica("r0")
+    assert costs.sweep(view, 16_000.0, use_store=True) == NS // 2
+    assert costs.sweep(view, 16_000.0, use_store=False) == 2 * NS
+
+
 def test_tool_times_by_hand() -> None:
     times = ToolTimes(kept=4)
     for seconds in (9, 1, 2, 3, 4):  # the first is forgotten
@@ -258,9 +360,18 @@ def test_line_finds_the_slope() -> None:
     assert flat.slope == 0.0
 
 
-@pytest.mark.parametrize("wrong", [{"move_fill": 0}, {"aging_s": 0}, {"rate_tokens_per_s": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"move_fill": 0},
+        {"aging_s": 0},
+        {"rate_tokens_per_s": 0},
+        {"session_history": 0},
+        {"rank": "luck"},
+    ],
+)
 def test_settings_out_of_range(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match=r"positive|not one of"):
         HeadroomConfig(**wrong)  # type: ignore[arg-type]
 
 
