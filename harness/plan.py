@@ -266,6 +266,8 @@ def code_digest(*, live: bool = False) -> str:
 _NOT_IN_RESULTS = (
     "__pycache__",
     "harness/data/presets/",
+    # The map that `advise` looks at.
+    "harness/data/regimes.csv",
     # Where cells run, and what only looks for settings of runs.
     "harness/ray/",
     "harness/planning/",
