@@ -46,7 +46,7 @@ def short_slices(slice_us: int = SLICE_US) -> bool:
     until its slice is over before it turns to one that woke up, unless that one has the shorter
     slice; so those who need little at a time may say so (Linux 6.12 and later, no privilege needed;
     sched(7), sched_setattr(2)). It gets no more of the processor by it. Threads and processes that
-    it starts have the usual slices.
+    it starts have the usual slices (and nice 0, if it has less).
 
     Returns:
         Whether it is granted; False on other systems and where the thread has another policy.
