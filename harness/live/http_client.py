@@ -277,8 +277,13 @@ class _Upstream(asyncio.Protocol):
             self._break(f"the server sent no HTTP: {error}")
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._backlog is not None:
-            self._backlog.flush()
+        try:
+            if self._backlog is not None:
+                self._backlog.flush()
+        finally:  # whatever is wrong with a chunk, this connection has ended
+            self._lost(exc)
+
+    def _lost(self, exc: BaseException | None) -> None:
         self.usable = False
         self._client.forget(self)
         # These hold the connection, as it holds them: let go, so that nothing waits for the

@@ -178,6 +178,37 @@ def test_all_that_came_is_delivered_before_the_end(rest: bytes, error: str | Non
     run(test)
 
 
+def test_a_connection_ends_though_a_chunk_of_another_fails() -> None:
+    """What waits when a connection ends is handled first: an error in that is not its own."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD)
+        await asyncio.sleep(0.05)
+        writer.write(b"1\r\nx\r\n")
+        writer.close()
+
+    async def test() -> None:
+        loop, problems = asyncio.get_running_loop(), list[dict[str, Any]]()
+        loop.set_exception_handler(lambda _, context: problems.append(context))
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        backlog, got = Backlog(), UnderWay()
+        client = HttpClient(f"http://127.0.0.1:{port}", backlog=backlog)
+        bad = Line(0, [])
+        bad.fails_at = b"1"
+        got.sent = client.send(Request("GET", "/"), got)
+        while not got.ended.is_set():
+            backlog.put(bad, b"1")
+            await asyncio.sleep(0)
+        assert got.error == "the connection was closed"
+        assert {str(problem["exception"]) for problem in problems} == {"broken"}
+        await client.close()
+        server.close()
+
+    run(test)
+
+
 def test_nothing_is_delivered_after_a_cancel() -> None:
     """Even of what had come and was waiting."""
 
