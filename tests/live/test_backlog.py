@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -135,6 +136,20 @@ class UnderWay(Got):
         asyncio.get_running_loop().call_soon(lambda: self.sent.under_way())
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def client_of(serve: Serve, backlog: Backlog) -> AsyncIterator[HttpClient]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", backlog=backlog)
+    try:
+        yield client
+    finally:
+        await client.close()
+        server.close()
+
+
 @pytest.mark.parametrize(
     ("rest", "error"),
     [(b"0\r\n\r\n", None), (b"", "the connection was closed"), (b"zz\r\n", "sent no HTTP")],
@@ -161,19 +176,15 @@ def test_all_that_came_is_delivered_before_the_end(rest: bytes, error: str | Non
         writer.close()
 
     async def test() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        client = HttpClient(f"http://127.0.0.1:{port}", backlog=Backlog())
-        answers = [UnderWay() for _ in range(40)]
-        for got in answers:
-            got.sent = client.send(Request("GET", "/"), got)
-        for got in answers:
-            await got.ended.wait()
+        async with client_of(serve, Backlog()) as client:
+            answers = [UnderWay() for _ in range(40)]
+            for got in answers:
+                got.sent = client.send(Request("GET", "/"), got)
+            for got in answers:
+                await got.ended.wait()
         assert [got.body for got in answers] == [b"0123456789"] * 40
         for got in answers:
             assert (got.error is None) if error is None else error in str(got.error)
-        await client.close()
-        server.close()
 
     run(test)
 
@@ -191,20 +202,15 @@ def test_a_connection_ends_though_a_chunk_of_another_fails() -> None:
     async def test() -> None:
         loop, problems = asyncio.get_running_loop(), list[dict[str, Any]]()
         loop.set_exception_handler(lambda _, context: problems.append(context))
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        backlog, got = Backlog(), UnderWay()
-        client = HttpClient(f"http://127.0.0.1:{port}", backlog=backlog)
-        bad = Line(0, [])
+        backlog, got, bad = Backlog(), UnderWay(), Line(0, [])
         bad.fails_at = b"1"
-        got.sent = client.send(Request("GET", "/"), got)
-        while not got.ended.is_set():
-            backlog.put(bad, b"1")
-            await asyncio.sleep(0)
+        async with client_of(serve, backlog) as client:
+            got.sent = client.send(Request("GET", "/"), got)
+            while not got.ended.is_set():
+                backlog.put(bad, b"1")
+                await asyncio.sleep(0)
         assert got.error == "the connection was closed"
         assert {str(problem["exception"]) for problem in problems} == {"broken"}
-        await client.close()
-        server.close()
 
     run(test)
 
@@ -221,19 +227,16 @@ def test_nothing_is_delivered_after_a_cancel() -> None:
         writer.close()
 
     async def test() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        client, got = HttpClient(f"http://127.0.0.1:{port}", backlog=Backlog()), UnderWay()
-        got.sent = client.send(Request("GET", "/"), got)
-        while len(got.parts) < 20:
-            got.moved.clear()
-            await got.moved.wait()
-        got.sent.cancel()
-        before = len(got.parts)
-        await asyncio.sleep(0.3)
-        assert len(got.parts) == before
-        assert not got.ended.is_set()
-        await client.close()
-        server.close()
+        got = UnderWay()
+        async with client_of(serve, Backlog()) as client:
+            got.sent = client.send(Request("GET", "/"), got)
+            while len(got.parts) < 20:
+                got.moved.clear()
+                await got.moved.wait()
+            got.sent.cancel()
+            before = len(got.parts)
+            await asyncio.sleep(0.3)
+            assert len(got.parts) == before
+            assert not got.ended.is_set()
 
     run(test)
