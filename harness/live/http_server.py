@@ -12,12 +12,12 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import cast
 
 import httptools
 
-from harness.live.wire import Handler, Headers, ListenError, Request, header_text
+from harness.live.http_exchange import ServerExchange
+from harness.live.wire import Handler, Headers, ListenError, Request
 
 PIPELINE_LIMIT = 64
 """Requests a client may send ahead on one connection."""
@@ -130,7 +130,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, bool]] = deque()
-        self._exchange: _Exchange | None = None
+        self._exchange: ServerExchange | None = None
         self._refused = False
         self._last = False
         """The connection ends with the request that came last; nothing after it is read."""
@@ -304,7 +304,7 @@ class _Connection(asyncio.Protocol):
     def _next(self) -> None:
         while self._waiting and self._exchange is None and self.open:
             request, keep_alive = self._waiting.popleft()
-            exchange = self._exchange = _Exchange(self, keep_alive, request.method == "HEAD")
+            exchange = self._exchange = ServerExchange(self, keep_alive, request.method == "HEAD")
             try:
                 self.server.handler(request, exchange)
             except BaseException:
@@ -321,7 +321,7 @@ class _Connection(asyncio.Protocol):
             return
         path = self._target.decode("latin-1").partition("?")[0]
         headers, body = self.server.refuse(path, status, message)
-        exchange = self._exchange = _Exchange(self, keep_alive=False, bodyless=False)
+        exchange = self._exchange = ServerExchange(self, keep_alive=False, bodyless=False)
         exchange.reply(status, headers, body)
 
     def write(self, data: bytes) -> None:
@@ -349,106 +349,3 @@ class _Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         self.transport.abort()
-
-
-class _Exchange:
-    __slots__ = (
-        "_bodyless",
-        "_chunked",
-        "_connection",
-        "_ended",
-        "_keep_alive",
-        "_started",
-        "on_catch_up",
-        "on_gone",
-        "on_pressure",
-    )
-
-    def __init__(self, connection: _Connection, keep_alive: bool, bodyless: bool) -> None:
-        self.on_gone: Callable[[], None] | None = None
-        self.on_catch_up: Callable[[], None] | None = None
-        self.on_pressure: Callable[[bool], None] | None = None
-        self._connection = connection
-        self._keep_alive = keep_alive
-        self._bodyless = bodyless
-        self._chunked = False
-        self._started = self._ended = False
-
-    def head(self, status: int, headers: Headers, *, length: int | None = None) -> None:
-        self._started = True
-        self._chunked = length is None and not self._bodyless
-        if self._connection.open:
-            self._connection.hold(head_bytes(status, headers, length, self._keep_alive))
-
-    def data(self, part: bytes, *, last: bool = False) -> None:
-        connection = self._connection
-        if self._ended or not connection.open or self._bodyless or not part:
-            return
-        chunk = b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part
-        if last:
-            connection.hold(chunk)
-        elif connection.held:
-            connection.write(chunk)
-        else:  # nearly always; one call less
-            connection.transport.write(chunk)
-
-    def raw(self, data: bytes) -> None:
-        """Write bytes as they are, whatever that makes of the answer (faults to rehearse)."""
-        if not self._ended and self._connection.open:
-            self._connection.write(data)
-
-    def end(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self.on_gone = self.on_pressure = self.on_catch_up = None
-        if self._connection.open:
-            if self._chunked:
-                self._connection.write(b"0\r\n\r\n")
-            self._connection.ended(self._keep_alive)
-
-    def cut(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self.on_gone = self.on_pressure = self.on_catch_up = None
-        if self._connection.open:
-            # What was written still goes out; the missing last chunk tells the client.
-            self._connection.ended(keep_alive=False)
-
-    def gone(self) -> None:
-        """The client has left: tell who answers, and let go of it."""
-        tell = self.on_gone
-        self.on_gone = self.on_pressure = self.on_catch_up = None
-        if tell is not None:
-            tell()
-
-    def fail(self) -> None:
-        """The handler raised: no answer will come of it."""
-        if not self._started and not self._ended:
-            self._keep_alive = False
-            self.reply(500, [("content-type", "text/plain")], b"internal error")
-        else:
-            self.cut()
-
-    def reply(self, status: int, headers: Headers, body: bytes) -> None:
-        if self._ended:
-            return
-        self._started = True
-        if self._connection.open:
-            head = head_bytes(status, headers, len(body), self._keep_alive)
-            self._connection.write(head if self._bodyless else head + body)
-        self._chunked = False
-        self.end()
-
-
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
-
-
-def head_bytes(status: int, headers: Headers, length: int | None, keep_alive: bool) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
-    lines += [f"{name}: {header_text(value)}" for name, value in headers]
-    lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
-    if not keep_alive:
-        lines.append("connection: close")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.live.http_client import HttpClient
-from harness.live.http_server import HttpServer, Limits, head_bytes
+from harness.live.http_exchange import head_bytes
+from harness.live.http_server import HttpServer, Limits
 from harness.live.wire import Exchange, Request, header_text
 from tests.live.rig import Got, run
 from tests.security.front import judged, ours
