@@ -26,13 +26,20 @@ docs/headroom.md, the second our choice."""
 Rows = Sequence[Mapping[str, str]]
 
 
-def write_page(rows: Rows, others: Mapping[str, Sequence[str]], page: Path = PAGE) -> None:
+def write_page(
+    rows: Rows,
+    others: Mapping[str, Sequence[str]],
+    traces: Mapping[str, Sequence[str]],
+    page: Path = PAGE,
+) -> None:
     """Put the tables between their marks; what is not played yet is said."""
     text = page.read_text(encoding="utf-8")
     for name, table in (
         ("summary", summary_table(_of(rows, "matrix"), others)),
         ("matrix", matrix_table(_of(rows, "matrix"), others)),
         ("levels", levels_table(_of(rows, "matrix"), others)),
+        ("traces", matrix_table(_of(rows, "traces"), traces)),
+        ("trace levels", levels_table(_of(rows, "traces"), traces)),
         ("ablations", change_table(_of(rows, "ablations"), "headroom")),
         ("signals", change_table(_of(rows, "signals"), "right")),
     ):

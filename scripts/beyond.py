@@ -1,6 +1,7 @@
 """Headroom against the others on the papers' cells, its ablations, and wrong signals.
 
     python -m scripts.beyond matrix        # cells of the papers' matrices
+    python -m scripts.beyond traces        # sessions that no rule was found on
     python -m scripts.beyond ablations     # one part of headroom off at a time
     python -m scripts.beyond signals       # each signal wrong by 10, 50 and 100 %
     python -m scripts.beyond page          # plays nothing, writes the tables of docs/headroom.md
@@ -55,6 +56,7 @@ class Cell:
     rate: float | None = None
     bound: bool = True
     """Whether it is played with KV for everyone too."""
+    recorded: bool = False
 
 
 COLOCATED = ("cache-aware", "lmetric", "smetric", "tao")
@@ -97,6 +99,17 @@ CELLS = (
         for rate in (0.1, 0.3, 0.9)
     ),
 )  # fmt: skip
+TRACES = (
+    Cell("SWE-bench by Claude Code, 128", "beyond/qwen3-32b", "swe-bench-cc", 192, 128),
+    Cell("Terminal-Bench by Terminus 2, 128", "beyond/qwen3-32b", "tb2-terminus2", 178, 128),
+    Cell("Claude Code beside people, 96", "beyond/qwen3-32b", "cc-interactive", 144, 96),
+    Cell("Chat (Mooncake), 256", "beyond/qwen3-32b", "mooncake-chat", 400, 256),
+    Cell("Claude Code, recorded, 64", "beyond/qwen3-32b", "weka-claude-code", 120, 64,
+         recorded=True),
+    Cell("mini-swe-agent and Magentic-One, recorded, 28", "beyond/qwen3-32b", "lmcache-agents", 28,
+         28, recorded=True),
+)  # fmt: skip
+"""On Qwen3-32B. The recorded ones are the same under every seed, and played once."""
 REGIMES = (Point(2.0, 0.3, 24, 0.6), Point(1.0, 3.0, 24, 0.2))
 """Of the map, where ablations and wrong signals are played: KV very scarce with short tools, and
 just scarce with long ones."""
@@ -144,12 +157,22 @@ class Job:
 
 
 def matrix_jobs(seeds: Sequence[int]) -> Iterator[Job]:
+    return _compared("matrix", CELLS, seeds)
+
+
+def trace_jobs(seeds: Sequence[int]) -> Iterator[Job]:
+    return _compared("traces", TRACES, seeds)
+
+
+def _compared(study: str, cells: Sequence[Cell], seeds: Sequence[int]) -> Iterator[Job]:
     """Seed by seed, so that what there is after a while says something of every cell."""
     for seed in seeds:
-        for cell in CELLS:
+        for cell in cells:
+            if cell.recorded and seed != seeds[0]:
+                continue
             for name in ("headroom", *cell.others, *((BOUND,) if cell.bound else ())):
                 scheduler = "thunderagent" if name == BOUND else name
-                yield Job("matrix", cell.title, name, seed, cell, scheduler, {})
+                yield Job(study, cell.title, name, seed, cell, scheduler, {})
 
 
 def ablation_jobs(seeds: Sequence[int]) -> Iterator[Job]:
@@ -235,7 +258,12 @@ def _key(row: Mapping[str, str]) -> tuple[str, str, str, str]:
     return row["study"], row["cell"], row["label"], row["seed"]
 
 
-STUDIES = {"matrix": matrix_jobs, "ablations": ablation_jobs, "signals": signal_jobs}
+STUDIES = {
+    "matrix": matrix_jobs,
+    "traces": trace_jobs,
+    "ablations": ablation_jobs,
+    "signals": signal_jobs,
+}
 
 
 def main() -> None:
@@ -250,10 +278,12 @@ def main() -> None:
     if given.study in STUDIES:
         seeds = range(given.first_seed, given.first_seed + given.seeds)
         play_missing(STUDIES[given.study](seeds), given.jobs)
-    write_page(load_rows(), CELLS_OTHERS)
+    write_page(load_rows(), others_of(CELLS), others_of(TRACES))
 
 
-CELLS_OTHERS = {cell.title: cell.others for cell in CELLS}
+def others_of(cells: Sequence[Cell]) -> dict[str, tuple[str, ...]]:
+    return {cell.title: cell.others for cell in cells}
+
 
 if __name__ == "__main__":
     main()
