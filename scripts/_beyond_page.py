@@ -46,8 +46,8 @@ def write_page(
         mark = f"<!-- {name}: python -m scripts.beyond page -->"
         end = f"<!-- end of {name} -->"
         pattern = re.compile(re.escape(mark) + ".*?" + re.escape(end), re.DOTALL)
-        body = table or "Not played yet."
-        text = pattern.sub(lambda _, m=mark, b=body, e=end: f"{m}\n{b}\n{e}", text)  # type: ignore[misc]
+        filled = f"{mark}\n{table or 'Not played yet.'}\n{end}"
+        text = pattern.sub(filled.replace("\\", r"\\"), text)
     page.write_text(text, encoding="utf-8")
 
 

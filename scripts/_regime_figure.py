@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from harness.advice.regimes import TIE, Cell
 from results.drawing import looks, mark, new_axes, style, styled, to_png, to_svg
@@ -37,7 +38,7 @@ def draw(cells: Sequence[Cell], out: Path) -> None:
 
 
 @styled
-def _figure(found: Sequence[tuple[tuple[float, ...], str, float]], names: Sequence[str]):  # type: ignore[no-untyped-def]
+def _figure(found: Sequence[tuple[tuple[float, ...], str, float]], names: Sequence[str]) -> Figure:
     tools = sorted({regime[1] for regime, _, _ in found})
     rows = sorted({(regime[2], regime[3]) for regime, _, _ in found})
     sets = sorted({regime[0] for regime, _, _ in found})

@@ -48,22 +48,20 @@ def short_slices(slice_us: int = SLICE_US) -> bool:
     sched(7), sched_setattr(2)). It gets no more of the processor by it. Threads and processes that
     it starts have the usual slices (and nice 0, if it has less).
 
+    Args:
+        slice_us: microseconds that it runs at a time.
+
     Returns:
         Whether it is granted; False on other systems and where the thread has another policy.
     """
-    numbers = _CALLS.get(platform.machine()) if platform.system() == "Linux" else None
-    if numbers is None:
-        return False
-    setting, asking = numbers
-    libc = ctypes.CDLL(None, use_errno=True)
-    found = _Attributes(size=ctypes.sizeof(_Attributes))
-    size = c_uint32(ctypes.sizeof(_Attributes))
-    if libc.syscall(asking, 0, ctypes.byref(found), size, 0) != 0 or found.policy != os.SCHED_OTHER:
+    found = _attributes(0)
+    if found is None or found.policy != os.SCHED_OTHER:
         return False
     found.size = ctypes.sizeof(_Attributes)
     found.flags |= _RESET_ON_FORK
     found.runtime = slice_us * 1000
-    if libc.syscall(setting, 0, ctypes.byref(found), 0) != 0:
+    setting, _ = _CALLS[platform.machine()]
+    if ctypes.CDLL(None).syscall(setting, 0, ctypes.byref(found), 0) != 0:
         return False
     return slice_of(0) == slice_us * 1000
 
@@ -75,14 +73,20 @@ def slice_of(thread: int) -> int | None:
     Raises:
         ProcessLookupError: there is no such thread.
     """
+    found = _attributes(thread)
+    return int(found.runtime) if found is not None else None
+
+
+def _attributes(thread: int) -> _Attributes | None:
+    """What the kernel says of a thread; None where it does not."""
     numbers = _CALLS.get(platform.machine()) if platform.system() == "Linux" else None
     if numbers is None:
         return None
     libc = ctypes.CDLL(None, use_errno=True)
     found = _Attributes(size=ctypes.sizeof(_Attributes))
     size = c_uint32(ctypes.sizeof(_Attributes))
-    if libc.syscall(numbers[1], thread, ctypes.byref(found), size, 0) != 0:
-        if ctypes.get_errno() == errno.ESRCH:
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        return None
-    return int(found.runtime)
+    if libc.syscall(numbers[1], thread, ctypes.byref(found), size, 0) == 0:
+        return found
+    if ctypes.get_errno() == errno.ESRCH:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return None
