@@ -21,6 +21,7 @@ from cli.serve_options import (
     BootstrapPorts,
     Cert,
     Decodes,
+    Gather,
     Host,
     IdleExpiry,
     Key,
@@ -73,6 +74,7 @@ def record(
     turn_total: TurnTotal = 0.0,
     max_wait: MaxWait = 900.0,
     text_memory: TextMemory = 256,
+    gather: Gather = True,
     token_file: TokenFile = None,
     token: Token = None,
     allow_anyone: AllowAnyone = False,
@@ -112,6 +114,7 @@ def record(
             turn_total=turn_total,
             max_wait=max_wait,
             text_memory=text_memory,
+            gather=gather,
             security=Security(
                 token_file,
                 token,

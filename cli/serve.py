@@ -22,6 +22,7 @@ from cli.serve_options import (
     Cert,
     Decodes,
     EventLog,
+    Gather,
     Host,
     IdleExpiry,
     Key,
@@ -66,6 +67,7 @@ def serve(
     turn_total: TurnTotal = 0.0,
     max_wait: MaxWait = 900.0,
     text_memory: TextMemory = 256,
+    gather: Gather = True,
     token_file: TokenFile = None,
     token: Token = None,
     allow_anyone: AllowAnyone = False,
@@ -106,6 +108,7 @@ def serve(
             turn_total=turn_total,
             max_wait=max_wait,
             text_memory=text_memory,
+            gather=gather,
             security=Security(
                 token_file,
                 token,

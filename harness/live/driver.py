@@ -121,6 +121,12 @@ class LiveDriver:
         live.replica = live.decode
         return True
 
+    def settled(self, live: LiveTurn) -> bool:
+        """Whether the answer that comes now is the one the client gets: `first_token` will say so
+        too. Not known of a turn in two legs whose first has not ended."""
+        wanted = live.attempt is not None and not live.ended
+        return wanted and (live.prefill is None or live.leg_ended is not None)
+
     def first_token(self, live: LiveTurn) -> bool:
         """The client may see the first token. False: the attempt is not wanted any more."""
         attempt = live.attempt

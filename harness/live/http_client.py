@@ -20,6 +20,9 @@ CONNECT_TIMEOUT_S = 5.0
 """Our choice: engines are near; a slower accept means a hung machine."""
 IDLE_CONNECTIONS = 1024
 CONNECTS_AT_ONCE = 64
+BUSY_A_SPARE = 4
+"""One connection is open beyond those in use for so many of these. Our choice: enough where streams
+begin in quick succession, none for a caller that is alone."""
 
 
 class HttpClient:
@@ -33,6 +36,8 @@ class HttpClient:
         tls: for https; None: certificates are held against what the system trusts.
         backlog: where chunks of answers wait that a call says are under way; None: they are
             delivered as they come.
+        spare: have some connections open beyond those in use, so that a request rarely waits for
+            one to be made.
 
     Raises:
         UsageError: `url` is not http(s)://host[:port][/path].
@@ -45,6 +50,7 @@ class HttpClient:
         key: str | None = None,
         tls: ssl.SSLContext | None = None,
         backlog: Backlog | None = None,
+        spare: bool = False,
     ) -> None:
         parts = urlsplit(url)
         try:
@@ -56,6 +62,7 @@ class HttpClient:
             raise UsageError(f"`{url}` is not the address of a server", "as http://127.0.0.1:8000")
         assert parts.hostname is not None
         self.url, self.backlog = url, backlog
+        self.urgent = backlog.urgent if backlog is not None else None
         self.host, self.port = parts.hostname, port or (443 if parts.scheme == "https" else 80)
         self.prefix = parts.path.rstrip("/")
         self._ssl = (tls or Login().tls_for(url)) if parts.scheme == "https" else None
@@ -64,18 +71,36 @@ class HttpClient:
         self._extra = {"authorization": f"Bearer {key}"} if key is not None else {}
         self._idle: list[_Upstream] = []
         self._busy: set[_Call] = set()
+        self._spare = spare
+        self._opening: asyncio.Task[None] | None = None
         self.connections_made = 0
 
     def send(self, request: Request, receiver: Receiver) -> Call:
         call = _Call(self, self._request_bytes(request), receiver)
         self._busy.add(call)
+        connection = self._kept()
+        if connection is not None:
+            call.put_on(connection, fresh=False)
+        else:
+            call.connect()
+        if self._spare and self._opening is None:
+            wanted = len(self._busy) // BUSY_A_SPARE
+            if len(self._idle) < wanted:
+                self._opening = asyncio.get_running_loop().create_task(self._open_spare(wanted))
+        return call
+
+    def _kept(self) -> _Upstream | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
-                call.put_on(connection, fresh=False)
-                return call
-        call.connect()
-        return call
+                return connection
+        return None
+
+    async def _open_spare(self, count: int) -> None:
+        try:
+            await self.open_ahead(count)
+        finally:
+            self._opening = None
 
     async def open_ahead(self, count: int) -> None:
         """Have so many connections ready (at most IDLE_CONNECTIONS), that sending needs not wait.
@@ -96,6 +121,8 @@ class HttpClient:
 
     async def close(self) -> None:
         """Cancel what is under way and close all connections."""
+        if self._opening is not None:
+            self._opening.cancel()
         for call in list(self._busy):
             call.cancel()
         for connection in self._idle:
@@ -156,12 +183,18 @@ class _Call:
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
     async def _connect(self) -> None:
+        urgent = self._client.urgent
+        if urgent is not None:
+            urgent.connecting += 1
         try:
             connection = await self._client.open_connection()
         except OSError as error:
             reason = f"cannot reach {self._client.url}: {connect_problem(error)}"
             self._fail(reason, unreachable=True)
             return
+        finally:
+            if urgent is not None:
+                urgent.connecting -= 1
         self._task = None
         if self.receiver is None:
             connection.drop()
@@ -218,28 +251,48 @@ class _Upstream(asyncio.Protocol):
     def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._transport: asyncio.Transport
+        self._fd = -1
         self._call: _Call | None = None
         self._parser: httptools.HttpResponseParser
         self._headers: dict[str, str] = {}
         self._until_close = False
         self._backlog: Backlog | None = None
         """Where its chunks wait; None: they are handled as they come."""
+        self._watched = False
+        """What comes next is urgent, and the backlog's `urgent` knows of it."""
         self.usable = True
 
     def start(self, call: _Call, payload: bytes) -> None:
         self._call = call
+        self._transport.write(payload)  # before anything that can be done while it travels
+        if self._client.urgent is not None and not self._watched and self._fd >= 0:
+            self._watched = True
+            self._client.urgent.watch(self._fd)
         self._parser = httptools.HttpResponseParser(self)
         self._headers = {}
         self._until_close = False
-        self._transport.write(payload)
 
     def drop(self) -> None:
         self._call = None
         self.usable = False
+        self._alone()
         self._transport.abort()
 
     def under_way(self) -> None:
-        self._backlog = self._client.backlog
+        backlog = self._client.backlog
+        if backlog is None or self._backlog is not None:
+            return
+        self._backlog = backlog
+        backlog.streams += 1
+        if self._watched and backlog.urgent is not None:
+            self._watched = False
+            backlog.urgent.unwatch(self._fd)
+
+    def _alone(self) -> None:
+        """No stream is under way on it any more."""
+        if self._backlog is not None:
+            self._backlog.streams -= 1
+            self._backlog = None
 
     def pressure(self, slow: bool) -> None:
         if slow:
@@ -254,6 +307,7 @@ class _Upstream(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._fd = sock.fileno()
 
     def data_received(self, data: bytes) -> None:
         if self._backlog is None:
@@ -285,6 +339,7 @@ class _Upstream(asyncio.Protocol):
 
     def _lost(self, exc: BaseException | None) -> None:
         self.usable = False
+        self._alone()
         self._client.forget(self)
         # These hold the connection, as it holds them: let go, so that nothing waits for the
         # collector of garbage, which rarely comes.
@@ -329,7 +384,8 @@ class _Upstream(asyncio.Protocol):
         call = self._call
         if call is None or not call.answered:
             return
-        self._call = self._backlog = None
+        self._call = None
+        self._alone()
         self._transport.resume_reading()
         if self._parser.should_keep_alive() and not self._until_close:
             self._client.keep(self)

@@ -17,6 +17,7 @@ from typing import cast
 import httptools
 
 from harness.live.http_exchange import ServerExchange
+from harness.live.urgent import Urgent
 from harness.live.wire import Handler, Headers, ListenError, Request
 
 PIPELINE_LIMIT = 64
@@ -51,6 +52,7 @@ class HttpServer:
         handler: called with every request.
         refuse: makes (headers, body) of an answer to a request that is refused before it reaches
             the handler, from (path, status, message): the body is in the caller's dialect.
+        urgent: is told of the sockets on which requests may come.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class HttpServer:
         handler: Handler,
         refuse: Callable[[str, int, str], tuple[Headers, bytes]],
         limits: Limits | None = None,
+        urgent: Urgent | None = None,
     ) -> None:
         self.handler, self.refuse = handler, refuse
-        self.limits = limits or Limits()
+        self.limits, self.urgent = limits or Limits(), urgent
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -93,6 +96,9 @@ class HttpServer:
                 f"cannot listen on {host}:{port}: {error.strerror or error}",
                 "choose another port, or stop what uses it",
             ) from None
+        if self.urgent is not None:
+            for listening in self._server.sockets:
+                self.urgent.watch(listening.fileno())
         self._look_later()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
@@ -128,6 +134,7 @@ class _Connection(asyncio.Protocol):
         self.held = b""
         """Waits for what follows it, until the event loop's next turn."""
         self.transport: asyncio.Transport
+        self._loop: asyncio.AbstractEventLoop
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, bool]] = deque()
         self._exchange: ServerExchange | None = None
@@ -153,7 +160,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self.open = True
-        self._since = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()  # each call asks the kernel who we are (3.11)
+        self._since = self._loop.time()
         if len(self.server.connections) >= self.server.limits.connections:
             self.drop()
             return
@@ -161,6 +169,8 @@ class _Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock is not None and self.server.urgent is not None:
+            self.server.urgent.watch(sock.fileno())
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -179,11 +189,10 @@ class _Connection(asyncio.Protocol):
             self._count_unseen(len(data))
         if self._in_head and self._slow is None and not self._refused:
             # Headers as a rule come in one piece: only those that do not need a timer.
-            loop, limit = asyncio.get_running_loop(), self.server.limits.header_s
-            self._slow = loop.call_later(limit, self._too_slow)
+            self._slow = self._loop.call_later(self.server.limits.header_s, self._too_slow)
         if self._in_body and not self._body_seen:
             self._body_seen = True
-            self._since = asyncio.get_running_loop().time()
+            self._since = self._loop.time()
         self._next()  # out here: what goes wrong in a handler is no mistake of the client's
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -332,7 +341,7 @@ class _Connection(asyncio.Protocol):
         """Send this with what follows it, or at once if that takes a while: two writes would be
         two packets, and wake the client twice."""
         self.held += data
-        asyncio.get_running_loop().call_soon(self._let_go)
+        self._loop.call_soon(self._let_go)
 
     def _let_go(self) -> None:
         if self.held and self.open:
@@ -340,7 +349,7 @@ class _Connection(asyncio.Protocol):
 
     def ended(self, keep_alive: bool) -> None:
         self._exchange = None
-        self._since = asyncio.get_running_loop().time()
+        self._since = self._loop.time()
         if not keep_alive:
             self._let_go()
             self.transport.close()

@@ -44,7 +44,10 @@ def identify(headers: RequestHeaders, body: Body) -> Identity:
         body: the decoded JSON object.
     """
     final = _is_true(headers.get("x-dynamo-session-final"))
-    for source, form in _FORMS:
+    names = {*headers, *body}
+    for source, signs, form in _FORMS:
+        if signs.isdisjoint(names):  # nearly always
+            continue
         session, parent = form(headers, body)
         if session is not None:
             return Identity(session, parent, source, final)
@@ -71,18 +74,23 @@ def _is_true(value: str | None) -> bool:
     return value is not None and value.strip().lower() in ("1", "true", "yes")
 
 
-def _header(name: str, parent: str | None = None) -> tuple[str, _Form]:
+_Named = tuple[str, frozenset[str], _Form]
+"""A form's source, the headers and top-level fields without any of which it is not there, and how
+to read it."""
+
+
+def _header(name: str, parent: str | None = None) -> _Named:
     def read(headers: RequestHeaders, body: Body) -> _Found:
         return clean_id(headers.get(name)), clean_id(headers.get(parent)) if parent else None
 
-    return name, read
+    return name, frozenset({name}), read
 
 
-def _field(*path: str) -> tuple[str, _Form]:
+def _field(*path: str) -> _Named:
     def read(headers: RequestHeaders, body: Body) -> _Found:
         return clean_id(_at(body, path)), None
 
-    return ".".join(path), read
+    return ".".join(path), frozenset({path[0]}), read
 
 
 def _at(body: Any, path: tuple[str, ...]) -> Any:
@@ -139,20 +147,20 @@ def _json_object(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-_FORMS: tuple[tuple[str, _Form], ...] = (
+_FORMS: tuple[_Named, ...] = (
     _header("x-agentsched-session", "x-agentsched-parent"),
     _field("program_id"),
     _field("extra_body", "program_id"),
-    ("vllm_xargs.agentic_context.program_id", _agentic_context),
+    ("vllm_xargs.agentic_context.program_id", frozenset({"vllm_xargs"}), _agentic_context),
     _header("x-session-id", "x-parent-session-id"),
     _header("x-dynamo-session-id", "x-dynamo-parent-session-id"),
     _header("x-smg-routing-key"),
-    ("x-claude-code-session-id", _claude_code),
-    ("session-id", _codex),
+    ("x-claude-code-session-id", frozenset({"x-claude-code-session-id"}), _claude_code),
+    ("session-id", frozenset({"session-id", "session_id", "thread-id", "thread_id"}), _codex),
     _field("session_params", "session_id"),
     _field("session_id"),
-    ("metadata.user_id", _claude_metadata),
+    ("metadata.user_id", frozenset({"metadata"}), _claude_metadata),
 )
 
-SOURCES = tuple(source for source, _ in _FORMS)
+SOURCES = tuple(source for source, _, _ in _FORMS)
 """The forms in the order they are tried."""

@@ -80,9 +80,10 @@ class Relay:
     # TurnClient
 
     def dispatch(self, operation: Dispatch) -> None:
-        self.reply = self.dialect.reply(self.reading)
-        self._splitter = EventSplitter()
-        self._status, self._body = 0, []
+        if self.live.attempts > 1:  # what an earlier one left
+            self.reply = self.dialect.reply(self.reading)
+            self._splitter = EventSplitter()
+            self._status, self._body = 0, []
         extra: dict[str, Any] = {}
         if "priority" in operation.annotations:
             extra["priority"] = int(operation.annotations["priority"])
@@ -206,10 +207,16 @@ class Relay:
             self._engine_broke(error.message)
             return
         if reply.began and not began:
+            # The client comes first where nothing can be decided about its turn any more.
+            settled = self.reading.stream and self._driver.settled(self.live)
+            if settled:
+                self._forward(shown)
             if not self._driver.first_token(self.live):
                 return
             if self._call is not None:
                 self._call.under_way()
+            if settled:
+                return
         if self.reading.stream:
             self._forward(shown)
 

@@ -39,6 +39,7 @@ from harness.live.polling import (
     server_info_capacity,
 )
 from harness.live.turns import DriverSettings, Watcher
+from harness.live.urgent import POSSIBLE, Urgent
 from harness.live.wire import Sender
 from results.records import DecisionRecord
 from schedulers import registry
@@ -85,6 +86,9 @@ class ServeSettings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     poll: PollSettings = field(default_factory=PollSettings)
     limits: Limits = field(default_factory=Limits)
+    gather: bool = False
+    """Relay the chunks of many streams together (`harness.live.backlog`). It blocks the event loop
+    for a millisecond at a time, so nothing else should run on that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +162,12 @@ class ServedGateway:
         check_exposure(self.settings.admin_host, self.settings.admin_access, "the admin port")
         self._tls = tls_context(self.settings.tls) if self.settings.tls is not None else None
         bring = self.settings.backend
-        backlog = Backlog()
+        self._urgent = Urgent() if self.settings.gather and POSSIBLE else None
+        backlog = Backlog(self._urgent)
         self.clients = {
-            name: HttpClient(url, key=bring.token, tls=bring.tls_for(url), backlog=backlog)
+            name: HttpClient(
+                url, key=bring.token, tls=bring.tls_for(url), backlog=backlog, spare=True
+            )
             for name, url in zip(names, backends, strict=True)
         }
         self._event_log_path = event_log
@@ -263,7 +270,7 @@ class ServedGateway:
         self.admin_url = f"{scheme}://{admin_host}:{self.admin_port}"
 
     async def _listen(self, guard: Guard, refuse: Any, host: str, port: int) -> int:
-        server = HttpServer(guard.handle, refuse, self.settings.limits)
+        server = HttpServer(guard.handle, refuse, self.settings.limits, self._urgent)
         self._servers.append(server)
         return await server.listen(host, port, tls=self._tls)
 

@@ -168,6 +168,7 @@ async def rig(
     poll: PollSettings | None = None,
     all_apis: bool = False,
     bootstrap: bool = False,
+    gather: bool = False,
 ) -> AsyncIterator[Rig]:
     """Args:
     all_apis: engines speak more than OpenAI's chat completions and completions.
@@ -190,6 +191,7 @@ async def rig(
             driver=driver or DriverSettings(),
             gateway=gateway or GatewaySettings(),
             limits=limits or Limits(),
+            gather=gather,
             poll=poll or PollSettings(interval_s=0.2, retry_s=0.05, failures=2, timeout_s=2.0),
         ),
         event_log=event_log,

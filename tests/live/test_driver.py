@@ -105,7 +105,8 @@ class World:
         if kind == "arrive":
             self.arrive(which % 5, tokens, final=which % 7 == 0)
         elif kind == "first" and chosen is not None:
-            driver.first_token(chosen)
+            settled = driver.settled(chosen)
+            assert driver.first_token(chosen) == settled
         elif kind == "finish" and chosen is not None:
             driver.first_token(chosen)
             tools = (ToolSignal("bash"),) if which % 2 else ()

@@ -280,3 +280,43 @@ def test_headers_that_drip() -> None:
             writer.close()
 
     run(test)
+
+
+def test_spare_connections_are_open_where_many_are_in_use() -> None:
+    """One for each four in use; a caller that is alone has none."""
+
+    async def nine(client: HttpClient) -> None:
+        answers = await asyncio.gather(*(call(client, Request("GET", "/late")) for _ in range(9)))
+        assert all(answer.error is None for answer in answers)
+
+    async def test() -> None:
+        async with serving() as port:
+            client = HttpClient(f"http://127.0.0.1:{port}", spare=True)
+            for _ in range(3):
+                assert (await call(client, Request("GET", "/late"))).error is None
+            assert client.connections_made == 1
+            await nine(client)
+            async with asyncio.timeout(5):
+                while client.connections_made < 10:
+                    await asyncio.sleep(0.01)
+            before = client.connections_made
+            await nine(client)
+            assert client.connections_made - before <= 2
+            await client.close()
+
+    run(test)
+
+
+def test_spare_connections_to_a_server_that_is_gone_trouble_nobody() -> None:
+    async def test() -> None:
+        async with serving() as port:
+            client = HttpClient(f"http://127.0.0.1:{port}", spare=True)
+            assert (await call(client, Request("GET", "/x"))).error is None
+        held = [asyncio.ensure_future(call(client, Request("GET", "/x"))) for _ in range(9)]
+        for one in held:
+            assert "cannot reach" in str((await one).error)
+        await asyncio.sleep(0.05)
+        assert client._opening is None
+        await client.close()
+
+    run(test)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from harness.live.identity import MAX_ID_CHARS, SOURCES, Identity, clean_id, identify
+from harness.live.identity import _FORMS, MAX_ID_CHARS, SOURCES, Identity, clean_id, identify
 
 CLAUDE_USER = '{"device_id": "d", "account_uuid": "a", "session_id": "c-7"}'
 
@@ -85,6 +87,39 @@ def test_the_first_form_wins() -> None:
             headers |= forms[later][0]
             body |= forms[later][1]
         assert identify(headers, body).source == source
+
+
+VALUES = st.one_of(
+    st.sampled_from(["a", "", " b ", "{}", CLAUDE_USER, '{"program_id": "c"}']),
+    st.integers(0, 3),
+    st.none(),
+)
+NESTED = st.dictionaries(
+    st.sampled_from(["program_id", "session_id", "user_id", "agentic_context"]), VALUES
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({name for headers, _, _ in FORMS for name in headers})),
+        st.sampled_from(["a", "b", "", " "]),
+    ),
+    st.dictionaries(
+        st.sampled_from(sorted({name for _, body, _ in FORMS for name in body})),
+        st.one_of(VALUES, NESTED),
+    ),
+)
+def test_forms_that_are_passed_over_are_not_there(
+    headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    """As if every form were read."""
+    final = headers.get("x-dynamo-session-final", "").strip() == "true"
+    for source, _, read in _FORMS:
+        session, parent = read(headers, body)
+        if session is not None:
+            assert identify(headers, body) == Identity(session, parent, source, final)
+            return
+    assert identify(headers, body) == Identity(None, final=final)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""Waiting that ends when something urgent comes: a request, or the first token of an answer."""
+
+from __future__ import annotations
+
+import select
+import sys
+from contextlib import suppress
+
+POSSIBLE = sys.platform == "linux"
+
+
+class Urgent:
+    """Sockets on which something urgent may come; all others are left to the event loop.
+
+    Only on Linux (`POSSIBLE`): it watches them with an epoll instance beside the event loop's own.
+    A socket that is closed is no longer watched, without a word.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.connecting = 0
+        """Connections being made for somebody who waits: nothing tells here that one is ready."""
+
+    def watch(self, fd: int) -> None:
+        with suppress(OSError):  # it is watched already, or closed: then nothing comes
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        with suppress(OSError):
+            self._epoll.unregister(fd)
+
+    def wait(self, seconds: float) -> None:
+        """Return when something urgent has come, or when the time is over (up to 1 ms late).
+
+        What has come is left on its socket.
+        """
+        if not self.connecting:
+            self._epoll.poll(seconds, 1)
