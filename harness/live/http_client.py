@@ -21,8 +21,8 @@ CONNECT_TIMEOUT_S = 5.0
 IDLE_CONNECTIONS = 1024
 CONNECTS_AT_ONCE = 64
 BUSY_A_SPARE = 4
-"""One connection is open beyond those in use for so many of these. Our choice: enough where streams
-begin in quick succession, none for a caller that is alone."""
+"""One connection is open beyond those in use for up to so many of these. Our choice: enough where
+streams begin in quick succession."""
 
 
 class HttpClient:
@@ -36,8 +36,8 @@ class HttpClient:
         tls: for https; None: certificates are held against what the system trusts.
         backlog: where chunks of answers wait that a call says are under way; None: they are
             delivered as they come.
-        spare: have some connections open beyond those in use, so that a request rarely waits for
-            one to be made.
+        spare: have some connections open beyond those in use, so that a request with a body
+            rarely waits for one to be made.
 
     Raises:
         UsageError: `url` is not http(s)://host[:port][/path].
@@ -83,8 +83,8 @@ class HttpClient:
             call.put_on(connection, fresh=False)
         else:
             call.connect()
-        if self._spare and self._opening is None:
-            wanted = len(self._busy) // BUSY_A_SPARE
+        if self._spare and self._opening is None and request.body:
+            wanted = -(-len(self._busy) // BUSY_A_SPARE)
             if len(self._idle) < wanted:
                 self._opening = asyncio.get_running_loop().create_task(self._open_spare(wanted))
         return call
@@ -268,7 +268,6 @@ class _Upstream(asyncio.Protocol):
         if self._client.urgent is not None and not self._watched and self._fd >= 0:
             self._watched = True
             self._client.urgent.watch(self._fd)
-        self._parser = httptools.HttpResponseParser(self)
         self._headers = {}
         self._until_close = False
 
@@ -304,6 +303,7 @@ class _Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._parser = httptools.HttpResponseParser(self)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -388,6 +388,7 @@ class _Upstream(asyncio.Protocol):
         self._alone()
         self._transport.resume_reading()
         if self._parser.should_keep_alive() and not self._until_close:
+            self._parser = httptools.HttpResponseParser(self)  # now, while nobody waits for it
             self._client.keep(self)
         else:
             self.drop()

@@ -287,7 +287,7 @@ class Relay:
         if not reply.began and not self._driver.first_token(self.live):
             return
         usage = self._in_legs(usage)
-        headers = self._answer_headers()
+        headers = self._answer_headers() if not self._head_sent else []
         self._over = True
         self._exchange.on_gone = None
         self._ended(self, usage)

@@ -141,6 +141,9 @@ def test_chunks_that_come_in_the_wait_go_with_the_first(monkeypatch: pytest.Monk
             sending.start()
             while not seen:
                 await asyncio.sleep(0)
+            assert len(backlog._chunks) == 2 - len(seen)  # it came in the wait
+            while len(seen) < 2:
+                await asyncio.sleep(0)
             assert seen == ["first", "second"]
             loop.remove_reader(ours.fileno())
             sending.join()
