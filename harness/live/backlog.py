@@ -18,8 +18,6 @@ from typing import Protocol
 
 from harness.live.urgent import Urgent
 
-CHUNKS_A_TURN = 1
-"""Then the loop looks for what has come meanwhile, which more chunks would make wait. Our choice."""
 GATHER_S = 0.002
 """How long a chunk waits for others. Our choice: little beside the time between two tokens, and
 enough to halve what sleeping and waking cost where a hundred streams are under way."""
@@ -35,7 +33,8 @@ class Backlogged(Protocol):
 
 
 class Backlog:
-    """Chunks in the order in which they came, for the event loop's next turns.
+    """Chunks in the order in which they came, for the event loop's next turns: one a turn, since
+    the loop then looks for what has come meanwhile.
 
     Args:
         urgent: what ends the wait for more chunks; None: chunks are not gathered.
@@ -57,7 +56,7 @@ class Backlog:
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()
             self._scheduled = True
-            self._loop.call_soon(self._some)
+            self._loop.call_soon(self._one)
 
     def flush(self) -> None:
         """Handle all at once: an end has come, and nothing may come after it."""
@@ -65,19 +64,18 @@ class Backlog:
             connection, data = self._chunks.popleft()
             connection.take(data)
 
-    def _some(self) -> None:
+    def _one(self) -> None:
         chunks = self._chunks
         try:
-            if not chunks or self.urgent is None or self._gathered(self.urgent):
-                for _ in range(min(len(chunks), CHUNKS_A_TURN)):
-                    connection, data = chunks.popleft()
-                    connection.take(data)
+            if chunks and (self.urgent is None or self._gathered(self.urgent)):
+                connection, data = chunks.popleft()
+                connection.take(data)
         finally:  # what goes wrong with one is no reason to keep the others
             self._scheduled = bool(chunks)
             if not chunks:
                 self._until = None
             elif self._loop is not None:
-                self._loop.call_soon(self._some)
+                self._loop.call_soon(self._one)
 
     def _gathered(self, urgent: Urgent) -> bool:
         """Wait for more chunks; whether that was long enough, or is of no use.
