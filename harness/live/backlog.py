@@ -18,9 +18,10 @@ from typing import Protocol
 
 from harness.live.urgent import Urgent
 
-GATHER_S = 0.002
-"""How long a chunk waits for others. Our choice: little beside the time between two tokens, and
-enough to halve what sleeping and waking cost where a hundred streams are under way."""
+GATHER_S = 0.001
+"""How long a chunk waits for others. Our choice: little beside the time between two tokens."""
+LATEST_S = 0.004
+"""How long a chunk waits at most when requests and first tokens keep coming. Our choice."""
 GATHER_FROM = 32
 """Streams under way from which on chunks are gathered. Our choice: with fewer there is little to
 gather, and a processor to spare."""
@@ -49,6 +50,7 @@ class Backlog:
         self._scheduled = False
         self._until: float | None = None
         """Chunks are gathered until then; None: nobody has begun to."""
+        self._latest = 0.0
 
     def put(self, connection: Backlogged, data: bytes) -> None:
         self._chunks.append((connection, data))
@@ -80,13 +82,17 @@ class Backlog:
     def _gathered(self, urgent: Urgent) -> bool:
         """Wait for more chunks; whether that was long enough, or is of no use.
 
-        After something urgent the loop sees to that, and then the wait goes on.
+        After something urgent the loop sees to that, and then the wait goes on, or begins anew if
+        it was over: whoever was woken by what went out shall have the processor first.
         """
         if self.streams < GATHER_FROM:
             return True
         now = monotonic()
         if self._until is None:
-            self._until = now + GATHER_S
+            self._until, self._latest = now + GATHER_S, now + LATEST_S
+        elif urgent.served:
+            self._until = min(max(self._until, now + GATHER_S), self._latest)
+        urgent.served = False
         left = self._until - now
         if left <= 0:
             return True

@@ -265,9 +265,12 @@ class _Upstream(asyncio.Protocol):
     def start(self, call: _Call, payload: bytes) -> None:
         self._call = call
         self._transport.write(payload)  # before anything that can be done while it travels
-        if self._client.urgent is not None and not self._watched and self._fd >= 0:
-            self._watched = True
-            self._client.urgent.watch(self._fd)
+        urgent = self._client.urgent
+        if urgent is not None:
+            urgent.served = True
+            if not self._watched and self._fd >= 0:
+                self._watched = True
+                urgent.watch(self._fd)
         self._headers = {}
         self._until_close = False
 
@@ -283,9 +286,11 @@ class _Upstream(asyncio.Protocol):
             return
         self._backlog = backlog
         backlog.streams += 1
-        if self._watched and backlog.urgent is not None:
-            self._watched = False
-            backlog.urgent.unwatch(self._fd)
+        if backlog.urgent is not None:
+            backlog.urgent.served = True
+            if self._watched:
+                self._watched = False
+                backlog.urgent.unwatch(self._fd)
 
     def _alone(self) -> None:
         """No stream is under way on it any more."""

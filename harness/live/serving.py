@@ -88,7 +88,7 @@ class ServeSettings:
     limits: Limits = field(default_factory=Limits)
     gather: bool = False
     """Relay the chunks of many streams together (`harness.live.backlog`). It blocks the event loop
-    for two milliseconds at a time, so nothing else should run on that."""
+    for some milliseconds at a time, so nothing else should run on that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class Urgent:
         self._epoll = select.epoll()
         self.connecting = 0
         """Connections being made for somebody who waits: nothing tells here that one is ready."""
+        self.served = False
+        """Something that somebody waited for has gone out since this was last set to False."""
 
     def watch(self, fd: int) -> None:
         with suppress(OSError):  # it is watched already, or closed: then nothing comes

@@ -151,6 +151,32 @@ def test_chunks_that_come_in_the_wait_go_with_the_first(monkeypatch: pytest.Monk
     uvloop.run(test())
 
 
+@pytest.mark.parametrize("times", [1, 1000])
+def test_the_wait_begins_anew_when_something_went_out_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Whoever that woke has the processor first; chunks come in the end, however much goes out."""
+    monkeypatch.setattr(backlog_module, "LATEST_S", 0.3)
+
+    async def test() -> None:
+        seen, went_out = list[str](), 0
+        backlog = gathering(0.1, monkeypatch)
+        urgent = backlog.urgent
+        assert urgent is not None
+        began = monotonic()
+        backlog.put(Line(seen), b"x")
+        while not seen:
+            await asyncio.sleep(0)
+            if went_out < times and monotonic() - began > 0.05:
+                urgent.served = True
+                went_out += 1
+        took = monotonic() - began
+        assert took >= (0.15 if times == 1 else 0.3)
+        assert times == 1 or went_out < times  # the limit ended it, not the end of what went out
+
+    uvloop.run(test())
+
+
 def test_chunks_of_few_streams_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         seen = list[str]()
