@@ -381,8 +381,8 @@ class _Upstream(asyncio.Protocol):
         call.receiver.head(status, headers)
 
     def on_body(self, body: bytes) -> None:
-        call = self._call
-        if call is not None and (receiver := call.receiver) is not None:
+        call = self._call  # answered: not what a server sent before it was asked
+        if call is not None and call.answered and (receiver := call.receiver) is not None:
             receiver.data(body)
 
     def on_message_complete(self) -> None:

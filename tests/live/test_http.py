@@ -329,3 +329,36 @@ def test_spare_connections_to_a_server_that_is_gone_trouble_nobody() -> None:
         await client.close()
 
     run(test)
+
+
+def test_an_answer_sent_ahead_is_not_the_next_ones() -> None:
+    """The next request goes out while the bytes that hold it are still being read."""
+    whole = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"{whole}first!{whole}forged".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"{whole}second".encode())
+        writer.close()
+
+    class ThenAnother(Got):
+        def end(self) -> None:
+            client.send(Request("GET", "/2"), second)
+            super().end()
+
+    async def test() -> None:
+        nonlocal client, second
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        first, second = ThenAnother(), Got()
+        client.send(Request("GET", "/1"), first)
+        async with asyncio.timeout(5):
+            await second.ended.wait()
+        assert (first.body, second.body) == (b"first!", b"second")
+        await client.close()
+        server.close()
+
+    client: HttpClient
+    second: Got
+    run(test)
