@@ -342,16 +342,17 @@ def test_an_answer_sent_ahead_is_not_the_next_ones() -> None:
         writer.write(f"{whole}second".encode())
         writer.close()
 
-    class ThenAnother(Got):
-        def end(self) -> None:
-            client.send(Request("GET", "/2"), second)
-            super().end()
-
     async def test() -> None:
-        nonlocal client, second
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        first, second = ThenAnother(), Got()
+        second = Got()
+
+        class ThenAnother(Got):
+            def end(self) -> None:
+                client.send(Request("GET", "/2"), second)
+                super().end()
+
+        first = ThenAnother()
         client.send(Request("GET", "/1"), first)
         async with asyncio.timeout(5):
             await second.ended.wait()
@@ -359,6 +360,4 @@ def test_an_answer_sent_ahead_is_not_the_next_ones() -> None:
         await client.close()
         server.close()
 
-    client: HttpClient
-    second: Got
     run(test)
