@@ -83,6 +83,7 @@ class HttpClient:
             call.put_on(connection, fresh=False)
         else:
             call.connect()
+        # Without a body it is a look at metrics or health, which comes for ever and is in no hurry.
         if self._spare and self._opening is None and request.body:
             wanted = -(-len(self._busy) // BUSY_A_SPARE)
             if len(self._idle) < wanted:
@@ -110,19 +111,21 @@ class HttpClient:
         wanted = min(count, IDLE_CONNECTIONS) - len(self._idle)
         for start in range(0, wanted, CONNECTS_AT_ONCE):
             some = min(CONNECTS_AT_ONCE, wanted - start)
-            opened = await asyncio.gather(
-                *(self.open_connection() for _ in range(some)), return_exceptions=True
+            ends = await asyncio.gather(
+                *(self._open_one() for _ in range(some)), return_exceptions=True
             )
-            for connection in opened:
-                if isinstance(connection, _Upstream):
-                    self.keep(connection)
-                elif not isinstance(connection, OSError):
-                    raise connection
+            for problem in ends:
+                if isinstance(problem, BaseException) and not isinstance(problem, OSError):
+                    raise problem
+
+    async def _open_one(self) -> None:
+        self.keep(await self.open_connection())  # here: none is lost if the others are cancelled
 
     async def close(self) -> None:
         """Cancel what is under way and close all connections."""
         if self._opening is not None:
             self._opening.cancel()
+            await asyncio.wait([self._opening])
         for call in list(self._busy):
             call.cancel()
         for connection in self._idle:

@@ -283,7 +283,7 @@ def test_headers_that_drip() -> None:
 
 
 def test_spare_connections_are_open_where_some_are_in_use() -> None:
-    """One for up to four in use; none for a request without a body, which nobody waits for."""
+    """One for up to four in use; none for a request without a body."""
 
     async def ask(client: HttpClient, count: int) -> None:
         asked = (call(client, Request("POST", "/late", body=b"x")) for _ in range(count))

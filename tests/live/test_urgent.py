@@ -13,6 +13,7 @@ from time import monotonic
 import pytest
 import uvloop
 
+from cli.serve_options import serve_settings
 from harness.live import backlog as backlog_module
 from harness.live.backlog import GATHER_FROM, Backlog
 from harness.live.serving import ServeSettings
@@ -103,7 +104,7 @@ def test_an_urgent_socket_is_served_before_what_is_gathered(
     async def test() -> None:
         loop, seen = asyncio.get_running_loop(), list[str]()
         with pair() as (ours, theirs):
-            backlog = gathering(0.3, monkeypatch)
+            backlog = gathering(1.0, monkeypatch)
             assert backlog.urgent is not None
             backlog.urgent.watch(ours.fileno())
 
@@ -112,6 +113,7 @@ def test_an_urgent_socket_is_served_before_what_is_gathered(
                 seen.append("request")
 
             loop.add_reader(ours.fileno(), came)
+            monkeypatch.setattr(backlog_module, "LATEST_S", 2.0)
             backlog.put(Line(seen), b"x")
             sending = threading.Timer(0.05, theirs.send, (b"x",))
             sending.start()
@@ -130,7 +132,7 @@ def test_chunks_that_come_in_the_wait_go_with_the_first(monkeypatch: pytest.Monk
     async def test() -> None:
         loop, seen = asyncio.get_running_loop(), list[str]()
         with pair() as (ours, theirs):
-            backlog = gathering(0.2, monkeypatch)
+            backlog = gathering(1.0, monkeypatch)
 
             def came() -> None:
                 backlog.put(Line(seen, "second"), ours.recv(9))
@@ -237,3 +239,13 @@ def test_a_gateway_that_gathers_counts_its_streams_down_again(stream: bool) -> N
 def test_gathering_is_asked_for() -> None:
     """Only a process that does nothing else may block its loop; `serve` and `record` do."""
     assert not ServeSettings().gather
+    assert serve_settings(
+        host="127.0.0.1",
+        port=0,
+        admin_port=None,
+        share=1.0,
+        idle_expiry=1.0,
+        poll=1.0,
+        wait=1.0,
+        allow_urls=False,
+    ).gather
