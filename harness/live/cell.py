@@ -23,6 +23,7 @@ from harness.live.fronts import (
     replica_record,
     with_idle_expiry,
 )
+from harness.live.latency import room_for_sockets
 from harness.live.loops import run_bounded
 from harness.live.parts import Ending, Front, Played, Player, ReplicaAddress, Stage
 from harness.live.replay import ReplaySettings
@@ -87,6 +88,7 @@ def play(
     """
     if live.engine == "emulator" and live.settings.virtual_clock:
         return _play_virtual(job, recorder, progress)
+    room_for_sockets()
     with _telemetry(live, folder) as figures:
         played = run_bounded(_play(job, live, folder, recorder, progress))
     return replace(played, facts={**played.facts, **figures})

@@ -16,7 +16,7 @@ from agentsched import AgentschedError, UsageError
 from harness.live.emulated_answers import Script
 from harness.live.emulator import EmulatorSettings
 from harness.live.fleet_server import EngineSpec, FleetServer
-from harness.live.latency import calm_collector, short_slices
+from harness.live.latency import calm_collector, room_for_sockets, short_slices
 from harness.live.parts import ReplicaAddress
 from harness.live.recording import TraceRecorder
 from harness.live.serving import Policy, ServedGateway, ServeSettings
@@ -65,6 +65,7 @@ def serve(
     if trace is not None:
         text = content.open("wb") if content is not None else None
         recorder = TraceRecorder(trace, workload, text)
+    room_for_sockets()
     try:
         problem = uvloop.run(_serve(policy, replicas, settings, tell, event_log, recorder))
     finally:
@@ -178,6 +179,7 @@ def emulate(
         UsageError: KV events cannot be published on one.
     """
     fleet = FleetServer(specs, settings, script, speed, link, kv_port, misbehave)
+    room_for_sockets()
     uvloop.run(_emulate(fleet, host, port, tell))
 
 

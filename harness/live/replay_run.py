@@ -15,7 +15,7 @@ from harness.live.clock import LoopClock
 from harness.live.daemon import Stopping, Tell
 from harness.live.http_client import HttpClient
 from harness.live.lag import LagProbe, client_problems, percentile
-from harness.live.latency import calm_collector
+from harness.live.latency import calm_collector, room_for_sockets
 from harness.live.login import WITH_AUTHORITY, WITH_TOKEN, Login
 from harness.live.replay import Replayer, ReplaySettings
 from harness.live.wire import Request
@@ -102,6 +102,7 @@ def replay(
     """
     client = _client(url.rstrip("/").removesuffix("/v1"), login or Login())
     admin = _client(admin_url, admin_login or Login()) if admin_url is not None else None
+    room_for_sockets()
     return uvloop.run(_replay(client, admin, sessions, workers, settings, recorder, progress, tell))
 
 

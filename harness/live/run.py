@@ -32,6 +32,7 @@ from harness.live.fronts import (
 )
 from harness.live.gateway import Gateway, GatewaySettings
 from harness.live.gauges import Gauges
+from harness.live.latency import room_for_sockets
 from harness.live.legs import Bootstrap
 from harness.live.parts import Stage
 from harness.live.planners import FixedPlanner
@@ -150,6 +151,7 @@ def run_cell(cell: EmulatedCell, time_scale: float | None) -> SimOutcome:
     """As `run_emulated`."""
     if time_scale is None:
         return VirtualRun(cell).run()
+    room_for_sockets()
     return uvloop.run(_run_live(cell, time_scale))
 
 

@@ -1,9 +1,11 @@
-"""A gateway asks the kernel to run soon after it wakes; those that it starts do not."""
+"""A gateway asks the kernel to run soon after it wakes; those that it starts do not. It has room
+for its sockets before the first comes."""
 
 from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 import threading
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.live.latency import SLICE_US, short_slices, slice_of
+from harness.live.latency import SLICE_US, SOCKETS, short_slices, slice_of
 from tests.live.test_commands import free_ports, started, stop, urls
 
 RELEASE = tuple(int(part) for part in platform.release().split(".")[:2] if part.isdigit())
@@ -88,4 +90,56 @@ def test_a_served_gateway_has_short_slices(tmp_path: Path) -> None:
             urls(log, 2)
             assert slice_of(gateway.pid) == SLICE_US * 1000
             assert slice_of(engine.pid) != SLICE_US * 1000
+            assert stop(gateway) == 0
+
+
+SAYS_LIMIT_AND_TABLE = """
+import resource, sys
+from pathlib import Path
+soft, hard = int(sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+from harness.live.latency import room_for_sockets
+before = len(list(Path("/proc/self/fd").iterdir()))
+room_for_sockets()
+after = len(list(Path("/proc/self/fd").iterdir()))
+lines = Path("/proc/self/status").read_text().splitlines()
+(table,) = (int(line.split()[1]) for line in lines if line.startswith("FDSize"))
+print(*resource.getrlimit(resource.RLIMIT_NOFILE), table, after - before)
+"""
+
+
+def room(soft: int, hard: int) -> list[int]:
+    """Limits, the kernel's table and files left open, of a process that asked for room."""
+    command = [sys.executable, "-c", SAYS_LIMIT_AND_TABLE, str(soft), str(hard)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="Linux says how large its table is")
+def test_the_table_of_open_files_is_as_large_as_it_may_get() -> None:
+    _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(allowed, SOCKETS) if allowed != resource.RLIM_INFINITY else SOCKETS
+    # The soft limit goes up to the hard one; 1,000 files are a table of 1,024.
+    assert room(256, 1000) == [1000, 1000, 1024, 0]
+    assert room(1000, 1000) == [1000, 1000, 1024, 0]
+    soft, _, table, left = room(256, most)
+    assert (soft, left) == (most, 0)
+    assert table >= most
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="Linux says how large its table is")
+def test_a_served_gateway_has_room_for_sockets(tmp_path: Path) -> None:
+    log, engines = tmp_path / "serve.log", tmp_path / "emulate.log"
+    ports = free_ports(3)
+    emulate = ("emulate", "--model", "qwen3-8b", "--topology", "1x1xh100", "--port", ports)
+    with started(engines, *map(str, emulate)) as engine:
+        (url,) = urls(engines, 1)[:1]
+        with started(log, "serve", "--backend", url, "--port", str(ports + 1)) as gateway:
+            urls(log, 2)
+            for process in (engine, gateway):
+                soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+                assert soft >= min(SOCKETS, hard if hard >= 0 else SOCKETS)
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                (table,) = (int(line.split()[1]) for line in lines if line.startswith("FDSize"))
+                assert table >= min(SOCKETS, soft)
             assert stop(gateway) == 0

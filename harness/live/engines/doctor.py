@@ -202,16 +202,16 @@ def check_ports(first: int = DEFAULT_BASE_PORT, count: int = 8) -> Iterator[Find
 
 
 def check_limits() -> Iterator[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < MIN_FILES:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the soft limit is raised to it
+    if most != resource.RLIM_INFINITY and most < MIN_FILES:
         yield Finding(
             "open files",
             "warning",
-            f"at most {soft:,} (hard limit {hard:,})",
-            f"ulimit -n {MIN_FILES if hard >= MIN_FILES or hard < 0 else hard}",
+            f"at most {most:,}",
+            f"as root: ulimit -Hn {MIN_FILES}",
         )
     else:
-        yield Finding("open files", "ok", f"at most {soft:,}" if soft >= 0 else "no limit")
+        yield Finding("open files", "ok", f"at most {most:,}" if most >= 0 else "no limit")
     count = leftovers()
     if count:
         yield Finding(
