@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -151,7 +151,7 @@ class Guard:
             self._turn_away(request, exchange, 401, "a token is needed: Authorization: Bearer ...")
             return
         kept = {name: v for name, v in request.headers.items() if name not in _CREDENTIALS}
-        self._inner(replace(request, headers=kept, caller=caller), exchange)
+        self._inner(request._replace(headers=kept, caller=caller), exchange)
 
     def _caller(self, request: Request) -> str | None:
         """Name of the token that the request brings; None: it brings no right one."""

@@ -47,15 +47,16 @@ class Conversations:
         again = self._unanswered(path, busy)
         if again is not None or not replies:
             return again
-        quoted = {_hash(reply) for reply in replies}
         for node in reversed(path[:-1]):
             names = self._at_node.get(node.number)
             if not names:
                 continue
             known = [self._by_session[name] for name in names]
             free = [c for c in known if not busy(c.session)] or known
-            quoting = [c for c in free if c.reply in quoted]
-            return (quoting or free)[0].session
+            if len(free) > 1:
+                quoted = {_hash(reply) for reply in replies}
+                free = [c for c in free if c.reply in quoted] or free
+            return free[0].session
         return None
 
     def _unanswered(self, path: Sequence[Node], busy: Callable[[str], bool]) -> str | None:

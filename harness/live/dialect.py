@@ -212,7 +212,7 @@ def rewritten(reading: Reading, changes: Mapping[str, Any]) -> bytes:
     refused = REFUSED_FIELDS.intersection(body)
     if not refused and not wanted:
         return reading.raw
-    if not refused and body and not any(name in body for name in wanted):
+    if not refused and body and wanted.keys().isdisjoint(body):
         end = reading.raw.rindex(b"}")
         return reading.raw[:end] + b"," + encode(wanted)[1:]
     kept = {name: value for name, value in body.items() if name not in refused}

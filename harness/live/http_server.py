@@ -226,12 +226,16 @@ class _Connection(asyncio.Protocol):
         self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_header(len(name) + len(value) + 4)
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self.server.limits.header_bytes:
+            self._count_header(0)
         key = name.decode("latin-1").lower()
-        if key == "host" and key in self._headers:
-            self._refuse(400, "there are several Host headers")
-        chunked = value.strip().lower() == b"chunked"
-        if key == "transfer-encoding" and (key in self._headers or not chunked):
+        if key == "host":
+            if key in self._headers:
+                self._refuse(400, "there are several Host headers")
+        elif key == "transfer-encoding" and (
+            key in self._headers or value.strip().lower() != b"chunked"
+        ):
             # The parser takes any list that ends so, but nothing here undoes the others.
             self._refuse(400, "the body may be chunked, and coded in no other way")
         self._headers[key] = value.decode("latin-1")

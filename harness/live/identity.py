@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_ID_CHARS = 200
 """Longer ids are replaced by a hash of them."""
@@ -24,8 +23,7 @@ Body = Mapping[str, Any]
 RequestHeaders = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Who sends a request. `session` None: it does not say."""
 
     session: str | None
@@ -43,7 +41,7 @@ def identify(headers: RequestHeaders, body: Body) -> Identity:
         headers: by lower-case name.
         body: the decoded JSON object.
     """
-    final = _is_true(headers.get("x-dynamo-session-final"))
+    final = "x-dynamo-session-final" in headers and _is_true(headers["x-dynamo-session-final"])
     names = {*headers, *body}
     for source, signs, form in _FORMS:
         if signs.isdisjoint(names):  # nearly always
@@ -70,8 +68,8 @@ _Found = tuple[str | None, str | None]
 _Form = Callable[[RequestHeaders, Body], _Found]
 
 
-def _is_true(value: str | None) -> bool:
-    return value is not None and value.strip().lower() in ("1", "true", "yes")
+def _is_true(value: str) -> bool:
+    return value.strip().lower() in ("1", "true", "yes")
 
 
 _Named = tuple[str, frozenset[str], _Form]
@@ -81,7 +79,8 @@ to read it."""
 
 def _header(name: str, parent: str | None = None) -> _Named:
     def read(headers: RequestHeaders, body: Body) -> _Found:
-        return clean_id(headers.get(name)), clean_id(headers.get(parent)) if parent else None
+        above = clean_id(headers[parent]) if parent is not None and parent in headers else None
+        return clean_id(headers.get(name)), above
 
     return name, frozenset({name}), read
 

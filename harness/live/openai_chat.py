@@ -29,8 +29,8 @@ from harness.live.texts import Piece
 from harness.live.token_numbers import are_tokens, token_pieces
 from harness.live.tool_signals import ToolCallParts
 
-_UNSTREAMED = ("prompt_logprobs", "echo", "use_beam_search")
-"""Fields that engines answer only in one piece."""
+_UNSTREAMED = frozenset({"prompt_logprobs", "echo", "use_beam_search", "best_of"})
+"""Fields that engines answer only in one piece; the last if it is more than one."""
 TEXT_CHUNK_BYTES = 4096
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}
 
@@ -50,9 +50,12 @@ class OpenAIDialect(Dialect):
         return rewritten(reading, {**wanted, **extra})
 
     def streams(self, reading: Reading) -> bool:
-        best_of = reading.body.get("best_of")
+        body = reading.body
+        if _UNSTREAMED.isdisjoint(body):  # nearly always
+            return True
+        best_of = body.get("best_of")
         many = isinstance(best_of, int) and best_of > 1
-        return not many and not any(reading.body.get(name) for name in _UNSTREAMED)
+        return not many and not any(body.get(name) for name in _UNSTREAMED - {"best_of"})
 
     def error(self, status: int, message: str) -> bytes:
         kind = _ERROR_TYPES.get(status, "InternalServerError" if status >= 500 else "APIError")
@@ -76,13 +79,13 @@ class ChatCompletions(OpenAIDialect):
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise RequestError(400, "`messages` must be a list with at least one message")
-        if not self.allow_urls:
-            refuse_addresses(messages)
         pieces = [Piece("tools", encode(body["tools"]).decode())] if body.get("tools") else []
         replies: list[str] = []
         for message in messages:
             if not isinstance(message, dict):
                 raise RequestError(400, "every message must be an object")
+            if not self.allow_urls and isinstance(message.get("content"), list):
+                refuse_addresses([message])
             role, texts = str(message.get("role", "")), message_texts(message)
             pieces += [Piece(role, text) for text in texts if text]
             if role == "assistant":
@@ -95,12 +98,15 @@ class ChatCompletions(OpenAIDialect):
 
 def message_texts(message: Mapping[str, Any]) -> list[str]:
     """Texts of a chat message in the order in which a template prints them."""
+    content = message.get("content")
+    if isinstance(content, str) and len(message) == 2 and "role" in message:  # nearly always
+        return [content]
     texts = [
         str(message[name])
         for name in ("reasoning_content", "reasoning")
         if isinstance(message.get(name), str)
     ]
-    texts += content_texts(message.get("content"))
+    texts += content_texts(content)
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import NamedTuple
 
 from schedulers.types import PromptRun
@@ -20,6 +19,10 @@ SHARED_BYTES = 16
 """A piece that begins like another, by at least this much, shares what they have in common."""
 TEXT_LIMIT = 256 << 20
 """Bytes of text kept. Our choice."""
+
+
+_Key = tuple[int, str, str]
+"""Of a piece: the number of the node before it, its role and its text."""
 
 
 class Piece(NamedTuple):
@@ -91,18 +94,20 @@ class TextTree:
     ) -> None:
         self._ratio, self._dropped = ratio, dropped
         self._text_limit, self._node_limit = text_limit, node_limit
-        self._nodes: OrderedDict[tuple[int, bytes], Node] = OrderedDict()
-        self._similar: dict[tuple[int, str], list[tuple[int, bytes]]] = {}
+        self._nodes: OrderedDict[_Key, Node] = OrderedDict()
+        self._similar: dict[tuple[int, str], list[_Key]] = {}
         self._count = 0
         self._text_bytes = 0
         self._root = Node(0, None, "", 0, 0, "", "", extended=True)
 
     def walk(self, pieces: Sequence[Piece]) -> list[Node]:
         """The nodes of a prompt, one a piece (more where a piece begins like another)."""
-        node, path, keys = self._root, [], []
-        for piece in pieces:
-            for key, found in self._step(node, piece):
-                node = found
+        node, path, keys = self._root, list[Node](), list[_Key]()
+        for role, text in pieces:
+            key = (node.number, role, text)
+            known = self._nodes.get(key)
+            grown = ((key, known),) if known is not None else self._grow(node, key)
+            for key, node in grown:
                 path.append(node)
                 keys.append(key)
         for key in reversed(keys):  # a node outlives what hangs on it
@@ -110,38 +115,43 @@ class TextTree:
         self._drop_old()
         return path
 
-    def _step(self, parent: Node, piece: Piece) -> list[tuple[tuple[int, bytes], Node]]:
-        steps: list[tuple[tuple[int, bytes], Node]] = []
-        text = piece.text
+    def _grow(self, parent: Node, key: _Key) -> list[tuple[_Key, Node]]:
+        """Nodes of a piece that is not known after `parent`, each with its key."""
+        steps: list[tuple[_Key, Node]] = []
+        _, role, text = key
         while True:
-            key = (parent.number, _digest(piece.role, text))
-            node = self._nodes.get(key)
-            if node is not None:
-                return [*steps, (key, node)]
-            twin, common = self._twin(parent, piece.role, text)
+            shared = len(text) >= SHARED_BYTES
+            start = (parent.number, role + text[:SHARED_BYTES]) if shared else None
+            similar = self._similar.get(start) if start is not None else None
+            twin, common = self._twin(similar, text) if similar is not None else (None, 0)
             if twin is None:
-                return [*steps, (key, self._add(key, parent, piece.role, text))]
-            head_key = (parent.number, _digest(piece.role, text[:common]))
+                if start is not None:
+                    self._similar.setdefault(start, []).append(key)
+                return [*steps, (key, self._add(key, parent))]
+            head_key = (parent.number, role, text[:common])
             head = self._nodes.get(head_key)
             if head is None:
-                head = self._cut(head_key, parent, piece.role, twin, text[:common])
+                head = self._cut(head_key, parent, twin)
             steps.append((head_key, head))
             if common == len(text):
                 return steps
             parent, text = head, text[common:]
+            key = (parent.number, role, text)
+            node = self._nodes.get(key)
+            if node is not None:
+                return [*steps, (key, node)]
 
-    def _twin(self, parent: Node, role: str, text: str) -> tuple[Node | None, int]:
-        """The piece after `parent` that has most in common with `text` from the start."""
+    def _twin(self, similar: Sequence[_Key], text: str) -> tuple[Node | None, int]:
+        """The one of the similar pieces that has most in common with `text` from the start."""
         best, most = None, SHARED_BYTES - 1
-        if len(text) < SHARED_BYTES:
-            return None, 0
-        for key in self._similar.get((parent.number, role + text[:SHARED_BYTES]), ()):
+        for key in similar:
             node = self._nodes.get(key)
             if node is not None and (common := _common(node.text, text)) > most:
                 best, most = node, common
         return best, most
 
-    def _add(self, key: tuple[int, bytes], parent: Node, role: str, text: str) -> Node:
+    def _add(self, key: _Key, parent: Node) -> Node:
+        _, role, text = key
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         tokens = self._ratio.tokens(size)
         self._count += 1
@@ -159,15 +169,14 @@ class TextTree:
                 text,
             )
         self._store(key, node)
-        if len(text) >= SHARED_BYTES:
-            self._similar.setdefault(_start_of(node), []).append(key)
         return node
 
-    def _cut(self, key: tuple[int, bytes], parent: Node, role: str, twin: Node, text: str) -> Node:
-        """A node inside `twin`: the part of it that `text` is.
+    def _cut(self, key: _Key, parent: Node, twin: Node) -> Node:
+        """A node inside `twin`: the part of it that the key's text is.
 
         It is not kept among the similar ones: whatever begins like it begins like its twin.
         """
+        _, role, text = key
         start_tokens, start_bytes = (
             (parent.tokens, parent.bytes) if twin.segment == parent.segment else (0, 0)
         )
@@ -188,7 +197,7 @@ class TextTree:
         self._store(key, node)
         return node
 
-    def _store(self, key: tuple[int, bytes], node: Node) -> None:
+    def _store(self, key: _Key, node: Node) -> None:
         self._nodes[key] = node
         self._text_bytes += len(node.text)
 
@@ -213,14 +222,15 @@ def _start_of(node: Node) -> tuple[int, str]:
 
 def runs_of(path: Sequence[Node]) -> tuple[PromptRun, ...]:
     """The prompt at the end of a path as runs."""
-    runs: list[PromptRun] = []
+    ends: list[Node] = []
+    segment = None
     for node in path:
-        run = PromptRun(node.segment, node.tokens, node.bytes)
-        if runs and runs[-1].segment == node.segment:
-            runs[-1] = run
+        if node.segment == segment:
+            ends[-1] = node
         else:
-            runs.append(run)
-    return tuple(runs)
+            ends.append(node)
+            segment = node.segment
+    return tuple([PromptRun(node.segment, node.tokens, node.bytes) for node in ends])
 
 
 def correct(path: Sequence[Node], prompt_tokens: int) -> None:
@@ -236,12 +246,6 @@ def correct(path: Sequence[Node], prompt_tokens: int) -> None:
     if last.tokens + error > before:
         last.tokens += error
         last.exact = True
-
-
-def _digest(role: str, text: str) -> bytes:
-    return blake2b(
-        text.encode("utf-8", "surrogatepass"), digest_size=16, person=role.encode()[:16]
-    ).digest()
 
 
 def _common(a: str, b: str) -> int:

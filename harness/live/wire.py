@@ -8,8 +8,8 @@ two parts of one process that call each other: then a virtual clock can drive th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from agentsched import AgentschedError
 
@@ -20,14 +20,13 @@ class ListenError(AgentschedError):
     """An address cannot be listened on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One HTTP request. Header names are lower case; of repeated ones the last counts."""
 
     method: str
     target: str
     """Path and query as sent."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     body: bytes = b""
     caller: str = ""
     """Name of the token that opened the port; empty where none is asked for."""
