@@ -21,8 +21,7 @@ from harness.live.urgent import Urgent
 GATHER_S = 0.001
 """How long a chunk waits for others. Our choice: little beside the time between two tokens."""
 LATEST_S = 0.004
-"""How long a chunk waits at most when requests and first tokens keep coming, and 1 ms more by which
-a wait may be late. Our choice."""
+"""How long a chunk waits at most when requests and first tokens keep coming. Our choice."""
 GATHER_FROM = 32
 """Streams under way from which on chunks are gathered. Our choice: with fewer there is little to
 gather, and a processor to spare."""

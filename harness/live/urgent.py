@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 
 POSSIBLE = sys.platform == "linux"
+_SELECTABLE = 1024
+"""Higher numbers of open files are beyond select(2)."""
 
 
 class Urgent:
@@ -18,6 +20,7 @@ class Urgent:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
+        self._fine = self._epoll.fileno() < _SELECTABLE
         self.connecting = 0
         """Connections being made for somebody who waits: nothing tells here that one is ready."""
         self.served = False
@@ -32,9 +35,13 @@ class Urgent:
             self._epoll.unregister(fd)
 
     def wait(self, seconds: float) -> None:
-        """Return when something urgent has come, or when the time is over (up to 1 ms late).
+        """Return when something urgent has come, or when the time is over.
 
         What has come is left on its socket.
         """
-        if not self.connecting:
+        if self.connecting:
+            return
+        if self._fine:  # epoll itself waits for whole milliseconds, up to one too long
+            select.select([self._epoll], [], [], seconds)
+        else:
             self._epoll.poll(seconds, 1)

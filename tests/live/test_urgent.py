@@ -15,6 +15,7 @@ import uvloop
 
 from cli.serve_options import serve_settings
 from harness.live import backlog as backlog_module
+from harness.live import urgent as urgent_module
 from harness.live.backlog import GATHER_FROM, Backlog
 from harness.live.serving import ServeSettings
 from harness.live.urgent import Urgent
@@ -34,7 +35,12 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_what_came_before_or_comes_in_the_wait_ends_it() -> None:
+@pytest.mark.parametrize("selectable", [urgent_module._SELECTABLE, 0])
+def test_what_came_before_or_comes_in_the_wait_ends_it(
+    monkeypatch: pytest.MonkeyPatch, selectable: int
+) -> None:
+    """Also where the process has so many files open that select(2) is of no use."""
+    monkeypatch.setattr(urgent_module, "_SELECTABLE", selectable)
     urgent = Urgent()
     with pair() as (ours, theirs):
         urgent.watch(ours.fileno())
@@ -49,7 +55,9 @@ def test_what_came_before_or_comes_in_the_wait_ends_it() -> None:
         sending.join()
 
 
-def test_other_sockets_end_no_wait() -> None:
+@pytest.mark.parametrize("selectable", [urgent_module._SELECTABLE, 0])
+def test_other_sockets_end_no_wait(monkeypatch: pytest.MonkeyPatch, selectable: int) -> None:
+    monkeypatch.setattr(urgent_module, "_SELECTABLE", selectable)
     urgent = Urgent()
     with pair() as (watched, _), pair() as (other, its_peer), pair() as (former, its_own):
         for one in (watched, former):
