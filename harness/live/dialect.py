@@ -81,6 +81,8 @@ class Reply(ABC):
     tokens: int = 0
     """Tokens seen so far, counted as events with any (engines may put several into one)."""
     usage: Usage | None = None
+    ending: bool = False
+    """A choice has its last token: what is left of the stream is expected at once."""
     complete: bool = False
     """The stream said itself that it is at its end."""
     failure: str | None = None

@@ -252,7 +252,7 @@ class OpenAIReply(Reply):
             self.began = True
             self.tokens += 1
         if choice.get("finish_reason") is not None:
-            self.began = True
+            self.began = self.ending = True
             known["finish_reason"] = choice["finish_reason"]
         if "stop_reason" in choice:
             known["stop_reason"] = choice["stop_reason"]

@@ -231,7 +231,7 @@ class Relay:
             data = b"".join(self._body)
             self._body = []
         if data:
-            self._exchange.data(data, last=self.reply.complete)
+            self._exchange.data(data, last=self.reply.ending or self.reply.complete)
 
     def _send_head(self) -> None:
         self._head_sent = True

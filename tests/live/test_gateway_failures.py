@@ -188,6 +188,33 @@ async def ask(
         return got, dict(served.driver.counts)
 
 
+def test_a_last_token_waits_for_no_end() -> None:
+    """The end as a rule comes with it, and then they go out together; here it takes its time."""
+    last = TOKEN.replace(b"null", b'"length"')
+    exchanges: list[Exchange] = []
+
+    def answer(count: int, exchange: Exchange) -> None:
+        exchanges.append(exchange)
+        streaming(exchange, _event(TOKEN), _event(TOKEN), _event(last))
+
+    async def test() -> None:
+        async with served_by(engine(answer)) as (served, client):
+            got = Got()
+            client.send(request(stream=True), got)
+            while got.body != 2 * _event(TOKEN) + _event(last):
+                got.moved.clear()
+                await got.moved.wait()
+            assert not got.ended.is_set()
+            exchanges[0].data(_event(USAGE))
+            exchanges[0].data(_event(b"[DONE]"))
+            exchanges[0].end()
+            await got.ended.wait()
+            assert got.body == 2 * _event(TOKEN) + _event(last) + _event(b"[DONE]")
+            assert served.driver.counts["turns_ok"] == 1
+
+    run(test)
+
+
 def test_odd_but_readable_streams() -> None:
     """Comments, CR LF, events cut anywhere, several choices of line ends."""
     whole = (
