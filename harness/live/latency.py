@@ -15,7 +15,8 @@ from ctypes import c_int32, c_uint32, c_uint64
 SLICE_US = 100
 """The shortest that Linux grants. Our choice."""
 SOCKETS = 65_536
-"""Open at once: each caller's, one to an engine for each of them, and half as many to spare."""
+"""Open at once: one to each caller that a gateway takes (`http_server.Limits`), one to an engine
+for each of them, and room to spare. Our choice."""
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 """Machine -> numbers of sched_setattr and sched_getattr, which neither Python nor libc has."""
 _RESET_ON_FORK = 0x01

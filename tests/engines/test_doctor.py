@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,19 @@ def test_the_command_tells_and_leaves_with_zero(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "clock" in done.stdout
     assert "agentsched engine install vllm" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("limits", "level"),
+    [((256, 256), "warning"), ((256, 100_000), "ok"), ((256, -1), "ok"), ((4096, 4096), "ok")],
+)
+def test_the_hard_limit_of_open_files_counts(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], level: str
+) -> None:
+    """Whatever has many sockets raises the soft one to it."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    found = {f.subject: f for f in doctor.check_limits()}
+    assert found["open files"].level == level
 
 
 def test_an_environment_without_python_is_an_error(tmp_path: Path) -> None:
