@@ -94,7 +94,7 @@ QueueLength = Annotated[
 Gather = Annotated[
     bool,
     typer.Option(
-        help="Relay the chunks of many streams together, 1 ms later (at most 5), for less CPU; "
+        help="Relay the chunks of many streams together, 1.5 ms later (at most 4), for less CPU; "
         "on Linux."
     ),
 ]

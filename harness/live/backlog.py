@@ -18,7 +18,7 @@ from typing import Protocol
 
 from harness.live.urgent import Urgent
 
-GATHER_S = 0.001
+GATHER_S = 0.0015
 """How long a chunk waits for others. Our choice: little beside the time between two tokens."""
 LATEST_S = 0.004
 """How long a chunk waits at most when requests and first tokens keep coming. Our choice."""
