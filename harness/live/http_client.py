@@ -137,10 +137,7 @@ class HttpClient:
         lines = [f"{request.method} {self.prefix}{request.target} HTTP/1.1"]
         lines.append(f"host: {self._authority}")
         headers = {**request.headers, **self._extra} if self._extra else request.headers
-        lines += [
-            f"{name}: {value if value.isprintable() else header_text(value)}"
-            for name, value in headers.items()
-        ]
+        lines += [f"{name}: {header_text(value)}" for name, value in headers.items()]
         if request.body or request.method not in ("GET", "HEAD", "DELETE"):
             lines.append(f"content-length: {len(request.body)}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + request.body

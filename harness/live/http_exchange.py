@@ -123,9 +123,7 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 def head_bytes(status: int, headers: Headers, length: int | None, keep_alive: bool) -> bytes:
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
-    lines += [
-        f"{name}: {value if value.isprintable() else header_text(value)}" for name, value in headers
-    ]
+    lines += [f"{name}: {header_text(value)}" for name, value in headers]
     lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
     if not keep_alive:
         lines.append("connection: close")

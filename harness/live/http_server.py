@@ -226,9 +226,7 @@ class _Connection(asyncio.Protocol):
         self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value) + 4
-        if self._header_bytes > self.server.limits.header_bytes:
-            self._count_header(0)
+        self._count_header(len(name) + len(value) + 4)
         key = name.decode("latin-1").lower()
         if key == "host":
             if key in self._headers:

@@ -33,7 +33,7 @@ def calm_collector() -> None:
 def room_for_sockets(most: int = SOCKETS) -> None:
     """Let this process have so many files open, as far as it may, and the kernel be ready for them.
 
-    Linux doubles its table of a process's open files when that is full. Where the process has
+    Linux enlarges its table of a process's open files when that is full. Where the process has
     threads it then waits until no processor reads the old one, 2 to 5 ms in which every stream
     stands still (expand_fdtable in fs/file.c). The table never shrinks: once large, it stays so.
     """

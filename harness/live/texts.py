@@ -120,8 +120,7 @@ class TextTree:
         steps: list[tuple[_Key, Node]] = []
         _, role, text = key
         while True:
-            shared = len(text) >= SHARED_BYTES
-            start = (parent.number, role + text[:SHARED_BYTES]) if shared else None
+            start = _start_of(key) if len(text) >= SHARED_BYTES else None
             similar = self._similar.get(start) if start is not None else None
             twin, common = self._twin(similar, text) if similar is not None else (None, 0)
             if twin is None:
@@ -207,7 +206,7 @@ class TextTree:
             self._text_bytes -= len(node.text)
             if self._dropped is not None:
                 self._dropped(node.number)
-            start = _start_of(node)
+            start = _start_of(key)
             similar = self._similar.get(start)
             if similar is not None and key in similar:
                 similar.remove(key)
@@ -215,9 +214,9 @@ class TextTree:
                     del self._similar[start]
 
 
-def _start_of(node: Node) -> tuple[int, str]:
-    assert node.parent is not None
-    return node.parent.number, node.role + node.text[:SHARED_BYTES]
+def _start_of(key: _Key) -> tuple[int, str]:
+    number, role, text = key
+    return number, role + text[:SHARED_BYTES]
 
 
 def runs_of(path: Sequence[Node]) -> tuple[PromptRun, ...]:

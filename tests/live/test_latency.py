@@ -9,6 +9,8 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,18 +81,25 @@ def test_a_thread_that_is_not_there() -> None:
         slice_of(2**22 + 1)  # beyond the largest number that Linux gives
 
 
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[int, int]]:
+    """Process ids of an emulator and of a gateway in front of it."""
+    log, engines = folder / "serve.log", folder / "emulate.log"
+    port = free_ports(3)
+    emulate = ("emulate", "--model", "qwen3-8b", "--topology", "1x1xh100", "--port", str(port))
+    with started(engines, *emulate) as engine:
+        (url,) = urls(engines, 1)[:1]
+        with started(log, "serve", "--backend", url, "--port", str(port + 1)) as gateway:
+            urls(log, 2)
+            yield engine.pid, gateway.pid
+            assert stop(gateway) == 0
+
+
 @needs_linux_6_12
 def test_a_served_gateway_has_short_slices(tmp_path: Path) -> None:
-    log, engines = tmp_path / "serve.log", tmp_path / "emulate.log"
-    ports = free_ports(3)
-    emulate = ("emulate", "--model", "qwen3-8b", "--topology", "1x1xh100", "--port", ports)
-    with started(engines, *map(str, emulate)) as engine:
-        (url,) = urls(engines, 1)[:1]
-        with started(log, "serve", "--backend", url, "--port", str(ports + 1)) as gateway:
-            urls(log, 2)
-            assert slice_of(gateway.pid) == SLICE_US * 1000
-            assert slice_of(engine.pid) != SLICE_US * 1000
-            assert stop(gateway) == 0
+    with served(tmp_path) as (engine, gateway):
+        assert slice_of(gateway) == SLICE_US * 1000
+        assert slice_of(engine) != SLICE_US * 1000
 
 
 SAYS_LIMIT_AND_TABLE = """
@@ -129,17 +138,10 @@ def test_the_table_of_open_files_is_as_large_as_it_may_get() -> None:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="Linux says how large its table is")
 def test_a_served_gateway_has_room_for_sockets(tmp_path: Path) -> None:
-    log, engines = tmp_path / "serve.log", tmp_path / "emulate.log"
-    ports = free_ports(3)
-    emulate = ("emulate", "--model", "qwen3-8b", "--topology", "1x1xh100", "--port", ports)
-    with started(engines, *map(str, emulate)) as engine:
-        (url,) = urls(engines, 1)[:1]
-        with started(log, "serve", "--backend", url, "--port", str(ports + 1)) as gateway:
-            urls(log, 2)
-            for process in (engine, gateway):
-                soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-                assert soft >= min(SOCKETS, hard if hard >= 0 else SOCKETS)
-                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-                (table,) = (int(line.split()[1]) for line in lines if line.startswith("FDSize"))
-                assert table >= min(SOCKETS, soft)
-            assert stop(gateway) == 0
+    with served(tmp_path) as processes:
+        for process in processes:
+            soft, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
+            assert soft >= min(SOCKETS, hard if hard >= 0 else SOCKETS)
+            lines = Path(f"/proc/{process}/status").read_text().splitlines()
+            (table,) = (int(line.split()[1]) for line in lines if line.startswith("FDSize"))
+            assert table >= min(SOCKETS, soft)

@@ -208,7 +208,7 @@ def check_limits() -> Iterator[Finding]:
             "open files",
             "warning",
             f"at most {most:,}",
-            f"as root: ulimit -Hn {MIN_FILES}",
+            f"start it from a shell in which root has said ulimit -Hn {MIN_FILES}",
         )
     else:
         yield Finding("open files", "ok", f"at most {most:,}" if most >= 0 else "no limit")
